@@ -1,0 +1,47 @@
+/* ps_server/ps_bags.h - pooling beside the rows: sums of rows into bags, and back from the
+ * gradients of bags to those of keys.
+ *
+ * Layer:   ps_server (memory only). Threads: any; nothing is kept between calls.
+ * Why:     bags of a batch are far fewer bytes than their rows: on the wire, and in the journal,
+ * whose record of a push holds the gradients of the bags (ps_record.h). Format:  as
+ * proto/braid/v1/parameter_server.proto says (TableKeys): entries in the order of the keys, bit 31
+ * on the further entries of a key. Order:   a bag is summed in the order of its entries, a key's
+ * gradient in the order of its own: pure functions of the request.
+ */
+#ifndef PS_BAGS_H
+#define PS_BAGS_H
+
+#include "base/err.h"
+
+#include "ps_server/ps_types.h"
+
+#define PS_BAG_SAME_KEY 0x80000000u
+
+/* BD_E_INVALID says which entry is wrong; "entries" must begin a key exactly n_keys times. */
+bd_status ps_bags_check(const ps_bags *b, size_t n_keys, bd_err *err) BD_MUST_CHECK;
+
+/* out[n_bags x dim] += weight x row for the n_keys keys whose entries begin at `entry` and whose
+ * rows are rows[n_keys x dim]. Returns the entry after them. */
+size_t ps_bags_pool(const ps_bags *b, const float *rows, size_t dim, size_t entry, size_t n_keys,
+                    float *out);
+
+/* grads[n_keys x dim] = gradients of the keys whose entries begin at `entry`, from those of the
+ * bags [n_bags x dim]. Returns the entry after them. */
+size_t ps_bags_expand(const ps_bags *b, const float *bag_grads, size_t dim, size_t entry,
+                      size_t n_keys, float *grads);
+
+/* Walks along the entries of one request, a key after another. */
+typedef struct ps_bag_walk {
+    const ps_bags *bags; /* borrowed */
+    size_t dim;
+    size_t entry; /* where the next key's begin */
+} ps_bag_walk;
+
+/* out[n_bags x dim] += weight x row[dim] for the bags of the next key. */
+void ps_bag_add(ps_bag_walk *w, const float *row, float *out);
+
+/* The gradient of the next key from those of the bags [n_bags x dim]: one of them as it is, or a
+ * sum in scratch[dim]. Valid until the next call. */
+const float *ps_bag_grad(ps_bag_walk *w, const float *bag_grads, float *scratch);
+
+#endif

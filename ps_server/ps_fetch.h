@@ -1,0 +1,57 @@
+/* ps_server/ps_fetch.h - rows from the store by key, in batches, on threads of their own.
+ *
+ * Layer:     ps_server. Knows the store (ps_store.h), not the tables.
+ * Ownership: a fetch belongs to whoever made it; it must live until `done` has run.
+ * Threads:   start: any. done runs on a fetch thread, without locks; it must not block long.
+ *            wait: the caller reads along with the threads, so it also works without any.
+ * Cost:      chunks of 256 keys, one MultiGet each; the values are copied once.
+ */
+#ifndef PS_FETCH_H
+#define PS_FETCH_H
+
+#include "ps_server/ps_store.h"
+
+typedef struct ps_fetch_pool ps_fetch_pool;
+
+/* n_threads 0: as many as cores, at least two. */
+bd_status ps_fetch_pool_new(size_t n_threads, ps_fetch_pool **out, bd_err *err) BD_MUST_CHECK;
+/* No fetch may be under way. */
+void ps_fetch_pool_free(ps_fetch_pool *p);
+/* The store to read from (borrowed, NULL: none); waits until nobody reads from the old one. */
+void ps_fetch_pool_set_store(ps_fetch_pool *p, ps_store *store);
+/* How often the store was set: a fetch that saw another number has read from an old store. */
+uint64_t ps_fetch_pool_turn(ps_fetch_pool *p);
+
+uint64_t ps_fetch_pool_rows(ps_fetch_pool *p); /* read so far */
+
+typedef struct ps_fetch ps_fetch;
+struct ps_fetch {
+    uint32_t table_id;
+    size_t n, stride; /* of values */
+    uint64_t *keys;   /* owned [n] */
+    uint8_t *values;  /* owned [n x stride] */
+    uint32_t *bytes;  /* owned [n]; 0: the store has none */
+    bd_status rc;     /* valid when done */
+    bd_err err;
+    uint64_t turn;
+    void (*done)(ps_fetch *f);
+    void *user;
+
+    ps_fetch *next;         /* the pool's, as the rest */
+    size_t taken, finished; /* keys; under the pool's lock */
+};
+
+/* keys[i] = all[pick[i]]. value_bytes: of the table's stored values. NULL: no memory. */
+ps_fetch *ps_fetch_new(uint32_t table_id, size_t value_bytes, const uint64_t *all,
+                       const uint32_t *pick, size_t n);
+void ps_fetch_free(ps_fetch *f);
+void ps_fetch_start(ps_fetch_pool *p, ps_fetch *f);
+/* Without `done`. Returns f->rc. */
+bd_status ps_fetch_wait(ps_fetch_pool *p, ps_fetch *f);
+
+static inline ps_found ps_fetch_found(const ps_fetch *f)
+{
+    return (ps_found){.values = f->values, .stride = f->stride, .bytes = f->bytes};
+}
+
+#endif

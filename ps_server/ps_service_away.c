@@ -1,0 +1,109 @@
+/* Lookups with rows on the disk: noted, fetched off the handlers, then the lookup goes on. */
+#include "ps_server/ps_service_int.h"
+
+/* The rows of one table of the lookup that are away. In the call's arena. */
+struct ps_away {
+    ps_away *next;
+    ps_call *call;
+    uint32_t table_id;
+    const uint64_t *keys;
+    uint32_t *missing; /* indexes of keys */
+    float *out;
+    ps_fetch *fetch; /* owned */
+};
+
+static bd_status no_memory(size_t n, bd_err *err)
+{
+    return bd_err_set(err, BD_E_NOMEM, "lookup: no memory for %zu keys", n);
+}
+
+bd_status ps_away_read(ps_call *c, ps_table *t, const uint64_t *keys, size_t n, float *out,
+                       bd_err *err)
+{
+    uint32_t *missing = NULL;
+    if (ps_table_is_limited(t)) {
+        missing = bd_arena_alloc(&c->arena, (n + 1) * sizeof *missing);
+        if (missing == NULL) {
+            return no_memory(n, err);
+        }
+    }
+    size_t n_missing = ps_table_read(t, keys, n, out, missing);
+    if (n_missing == 0) {
+        return BD_OK;
+    }
+    ps_away *a = bd_arena_calloc(&c->arena, 1, sizeof *a);
+    uint32_t id = ps_table_spec(t)->id;
+    ps_fetch *f =
+        a == NULL ? NULL : ps_fetch_new(id, ps_table_value_bytes(t), keys, missing, n_missing);
+    if (f == NULL) {
+        return no_memory(n, err);
+    }
+    f->turn = ps_fetch_pool_turn(ps_shard_fetch_pool(c->service->shard));
+    *a = (ps_away){.next = c->away,
+                   .call = c,
+                   .table_id = id,
+                   .keys = keys,
+                   .missing = missing,
+                   .out = out,
+                   .fetch = f};
+    c->away = a;
+    return BD_OK;
+}
+
+static void on_fetched(ps_fetch *f)
+{
+    ps_call *c = ((ps_away *)f->user)->call;
+    ps_service *v = c->service;
+    if (atomic_fetch_sub(&c->n_fetches, 1) != 1) {
+        return;
+    }
+    ps_service_hand_over(v, c);
+    (void)pthread_mutex_lock(&v->lock);
+    v->n_away--;
+    (void)pthread_cond_broadcast(&v->changed); /* who stops may wait for the last one */
+    (void)pthread_mutex_unlock(&v->lock);
+}
+
+void ps_away_start(ps_call *c)
+{
+    ps_service *v = c->service;
+    unsigned n = 0;
+    for (ps_away *a = c->away; a != NULL; a = a->next) {
+        a->fetch->done = on_fetched;
+        a->fetch->user = a;
+        n++;
+    }
+    (void)pthread_mutex_lock(&v->lock);
+    v->n_away++;
+    (void)pthread_mutex_unlock(&v->lock);
+    atomic_store(&c->n_fetches, n);
+    for (ps_away *a = c->away, *next; n > 0; a = next, n--) { /* with the last one c may be gone */
+        next = a->next;
+        ps_fetch_start(ps_shard_fetch_pool(v->shard), a->fetch);
+    }
+}
+
+bd_status ps_away_finish(ps_call *c, const ps_tables *ts, bd_err *err)
+{
+    uint64_t turn = ps_fetch_pool_turn(ps_shard_fetch_pool(c->service->shard));
+    for (const ps_away *a = c->away; a != NULL; a = a->next) {
+        if (a->fetch->turn != turn) {
+            return BD_AGAIN;
+        }
+        if (a->fetch->rc != BD_OK) {
+            *err = a->fetch->err;
+            return bd_err_wrap(err, "lookup");
+        }
+        const ps_found found = ps_fetch_found(a->fetch);
+        ps_table_finish(ps_tables_find(ts, a->table_id), a->keys, a->missing, a->fetch->n, &found,
+                        a->out);
+    }
+    return BD_OK;
+}
+
+void ps_away_drop(ps_call *c)
+{
+    for (; c->away != NULL; c->away = c->away->next) {
+        ps_fetch_free(c->away->fetch);
+    }
+}

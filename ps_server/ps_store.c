@@ -1,0 +1,538 @@
+#include "ps_server/ps_store.h"
+
+#include "base/mem.h"
+
+#include "ps_server/ps_bytes.h"
+#include "ps_server/ps_rocks.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BATCH_BYTES    (1u << 20)
+#define MIN_FILE_ROWS  16384u /* fewer are written as batches */
+#define FILE_BYTES     (256u << 20)
+#define MAX_FILES      64u /* that one write makes */
+#define DIGIT_BITS     11u
+#define DIGITS         (1u << DIGIT_BITS)
+#define KEY_PASSES     6u /* 64 bits */
+#define TABLE_PASSES   3u /* 32 bits */
+#define AHEAD          12u
+#define PREFETCH_BYTES 512u
+/* Files of level 0 beyond which batches, which RocksDB slows, are used. */
+#define MAX_LOOSE_FILES 12u
+/* While all rows are in memory nobody reads the store before the next start, so that merging its
+ * files can wait: it would take the disk from checkpoints and the journal. */
+#define MAX_UNREAD_FILES   36u
+#define UNREAD_BLOCK_BYTES (64u << 10)
+
+struct ps_store {
+    ps_rocks rocks;
+    rocksdb_readoptions_t *point; /* reads of single rows */
+    rocksdb_envoptions_t *env;
+    rocksdb_options_t *file_options; /* of files made for ingestion; NULL: the store's */
+    rocksdb_ingestexternalfileoptions_t *ingest;
+    uint64_t n_made; /* files for ingestion: a name for the next */
+    size_t n_builders;
+    unsigned long max_loose_files;
+};
+
+/* Files that are only read through: large blocks, no filters. Half the work of making them. */
+static void set_unread_files(ps_store *s)
+{
+    rocksdb_block_based_table_options_t *t = rocksdb_block_based_options_create();
+    rocksdb_block_based_options_set_block_size(t, UNREAD_BLOCK_BYTES);
+    s->file_options = rocksdb_options_create_copy(s->rocks.options);
+    rocksdb_options_set_block_based_table_factory(s->file_options, t);
+    rocksdb_block_based_options_destroy(t);
+}
+
+/* A store without a budget: see MAX_UNREAD_FILES. */
+static bd_status merge_late(ps_store *s, bd_err *err)
+{
+    char *text = NULL;
+    const char *keys[] = {"level0_file_num_compaction_trigger", "level0_slowdown_writes_trigger",
+                          "level0_stop_writes_trigger"};
+    const char *values[] = {"24", "48", "64"};
+    rocksdb_set_options(s->rocks.db, 3, keys, values, &text);
+    return ps_rocks_status(&s->rocks, "set options of", text, err);
+}
+
+/* Half the cores: the others train on. */
+static size_t default_builders(void)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    size_t half = cores < 2 ? 1 : (size_t)cores / 2;
+    return half < PS_STORE_MAX_BUILDERS ? half : PS_STORE_MAX_BUILDERS;
+}
+
+void ps_store_set_builders(ps_store *s, size_t n)
+{
+    s->n_builders = n == 0 ? 1 : (n < PS_STORE_MAX_BUILDERS ? n : PS_STORE_MAX_BUILDERS);
+}
+
+bd_status ps_store_open(const char *path, const ps_budget *budget, ps_store **out, bd_err *err)
+{
+    ps_store *s = bd_calloc(1, sizeof *s);
+    if (s == NULL) {
+        return bd_err_set(err, BD_E_NOMEM, "row store: no memory");
+    }
+    ps_rocks_limits limits = {0};
+    if (ps_budget_limits(budget)) {
+        limits = (ps_rocks_limits){budget->memtable_bytes, budget->cache_bytes};
+    }
+    bd_status rc = ps_rocks_open_within(&s->rocks, path, false, &limits, err);
+    if (rc != BD_OK) {
+        bd_free(s);
+        return bd_err_wrap(err, "row store");
+    }
+    s->point = rocksdb_readoptions_create();
+    s->env = rocksdb_envoptions_create();
+    s->ingest = rocksdb_ingestexternalfileoptions_create();
+    rocksdb_ingestexternalfileoptions_set_move_files(s->ingest, 1);
+    s->n_builders = default_builders();
+    s->max_loose_files = ps_budget_limits(budget) ? MAX_LOOSE_FILES : MAX_UNREAD_FILES;
+    if (!ps_budget_limits(budget)) {
+        set_unread_files(s);
+        rc = merge_late(s, err);
+    }
+    if (rc != BD_OK) {
+        ps_store_close(s);
+        return rc;
+    }
+    *out = s;
+    return BD_OK;
+}
+
+void ps_store_close(ps_store *s)
+{
+    if (s != NULL) {
+        ps_rocks_close(&s->rocks);
+        if (s->file_options != NULL) {
+            rocksdb_options_destroy(s->file_options);
+        }
+        rocksdb_readoptions_destroy(s->point);
+        rocksdb_envoptions_destroy(s->env);
+        rocksdb_ingestexternalfileoptions_destroy(s->ingest);
+        bd_free(s);
+    }
+}
+
+/* ---- writing ---- */
+/* One entry where it lies. */
+typedef struct entry_ref {
+    uint64_t key; /* a copy: sorting must not go to the entries */
+    uint32_t table_id;
+    uint32_t value_bytes;
+    const uint8_t *at; /* key, value */
+} entry_ref;
+
+static void list_entries(const ps_entries *items, size_t n_items, entry_ref *refs)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < n_items; i++) {
+        for (size_t k = 0; k < items[i].n; k++) {
+            const uint8_t *e = items[i].bytes + k * (PS_ENTRY_KEY_BYTES + items[i].value_bytes);
+            bool dead = (ps_get_le32(e + PS_ENTRY_KEY_BYTES) & PS_ENTRY_DEAD) != 0;
+            refs[at++] =
+                (entry_ref){ps_get_be64(e + 4), items[i].table_id,
+                            dead ? PS_ENTRY_META_BYTES : (uint32_t)items[i].value_bytes, e};
+        }
+    }
+}
+
+static unsigned digit_of(const entry_ref *r, unsigned pass)
+{
+    return pass < KEY_PASSES ? (unsigned)(r->key >> (pass * DIGIT_BITS)) % DIGITS
+                             : (r->table_id >> ((pass - KEY_PASSES) * DIGIT_BITS)) % DIGITS;
+}
+
+/* Least significant digit first; a digit that all share costs no move. The sorted refs are in a or
+ * in b: returns which. */
+static entry_ref *radix_sort(entry_ref *a, entry_ref *b, size_t n)
+{
+    for (unsigned pass = 0; pass < KEY_PASSES + TABLE_PASSES; pass++) {
+        size_t at[DIGITS] = {0};
+        for (size_t i = 0; i < n; i++) {
+            at[digit_of(&a[i], pass)]++;
+        }
+        if (n == 0 || at[digit_of(&a[0], pass)] == n) {
+            continue;
+        }
+        for (size_t d = 0, sum = 0; d < DIGITS; d++) {
+            size_t here = at[d];
+            at[d] = sum;
+            sum += here;
+        }
+        for (size_t i = 0; i < n; i++) {
+            b[at[digit_of(&a[i], pass)]++] = a[i];
+        }
+        entry_ref *other = a;
+        a = b;
+        b = other;
+    }
+    return a;
+}
+
+/* All entries in key order; *refs is owned. */
+static bd_status sort_entries(const ps_entries *items, size_t n_items, entry_ref **refs, size_t *n,
+                              bd_err *err)
+{
+    *n = 0;
+    for (size_t i = 0; i < n_items; i++) {
+        *n += items[i].n;
+    }
+    entry_ref *a = bd_alloc_huge((*n + 1) * sizeof *a), *b = bd_alloc_huge((*n + 1) * sizeof *b);
+    if (a == NULL || b == NULL) {
+        bd_free(a);
+        bd_free(b);
+        return bd_err_set(err, BD_E_NOMEM, "write rows: no memory");
+    }
+    list_entries(items, n_items, a);
+    *refs = radix_sort(a, b, *n);
+    bd_free(*refs == a ? b : a);
+    return BD_OK;
+}
+
+/* Entries lie in the order of their changes: each is a miss, unless it is asked for ahead. */
+static void prefetch_entry(const entry_ref *refs, size_t i, size_t n)
+{
+    if (i + AHEAD < n) {
+        const char *p = (const char *)refs[i + AHEAD].at;
+        size_t bytes = PS_ENTRY_KEY_BYTES + (size_t)refs[i + AHEAD].value_bytes;
+        for (size_t b = 0; b < bytes && b < PREFETCH_BYTES; b += BD_CACHE_LINE_BYTES) {
+            __builtin_prefetch(p + b);
+        }
+    }
+}
+
+static bd_status write_batches(ps_store *s, const entry_ref *refs, size_t n, bd_err *err)
+{
+    bd_status rc = BD_OK;
+    rocksdb_writebatch_t *b = rocksdb_writebatch_create();
+    for (size_t i = 0, in_batch = 0; i < n && rc == BD_OK; i++) {
+        prefetch_entry(refs, i, n);
+        const char *at = (const char *)refs[i].at;
+        rocksdb_writebatch_put(b, at, PS_ENTRY_KEY_BYTES, at + PS_ENTRY_KEY_BYTES,
+                               refs[i].value_bytes);
+        in_batch += PS_ENTRY_KEY_BYTES + refs[i].value_bytes;
+        if (in_batch >= BATCH_BYTES || i + 1 == n) {
+            char *text = NULL;
+            rocksdb_write(s->rocks.db, s->rocks.write_unlogged, b, &text);
+            rc = ps_rocks_status(&s->rocks, "write rows", text, err);
+            rocksdb_writebatch_clear(b);
+            in_batch = 0;
+        }
+    }
+    rocksdb_writebatch_destroy(b);
+    return rc;
+}
+
+static bd_status fill_file(const ps_store *s, rocksdb_sstfilewriter_t *w, const char *path,
+                           const entry_ref *refs, size_t n, bd_err *err)
+{
+    char *text = NULL;
+    rocksdb_sstfilewriter_open(w, path, &text);
+    for (size_t i = 0; i < n && text == NULL; i++) {
+        prefetch_entry(refs, i, n);
+        const char *at = (const char *)refs[i].at;
+        rocksdb_sstfilewriter_put(w, at, PS_ENTRY_KEY_BYTES, at + PS_ENTRY_KEY_BYTES,
+                                  refs[i].value_bytes, &text);
+    }
+    if (text == NULL) {
+        rocksdb_sstfilewriter_finish(w, &text);
+    }
+    return ps_rocks_status(&s->rocks, "write a file of rows for", text, err);
+}
+
+/* The files of one write; builders take one after the other. */
+typedef struct build {
+    ps_store *store;
+    const entry_ref *refs;
+    size_t n, per; /* entries, and of one file */
+    size_t n_files;
+    char *paths[MAX_FILES]; /* owned */
+    pthread_mutex_t lock;
+    size_t next;  /* under lock: the first file nobody builds */
+    bd_status rc; /* under lock: the first failure, with err */
+    bd_err err;   /* under lock */
+} build;
+
+static void *build_files(void *user)
+{
+    build *b = user;
+    const ps_store *s = b->store;
+    for (;;) {
+        bd_err err = BD_ERR_INIT;
+        (void)pthread_mutex_lock(&b->lock);
+        size_t i = b->rc == BD_OK ? b->next++ : b->n_files;
+        (void)pthread_mutex_unlock(&b->lock);
+        if (i >= b->n_files) {
+            return NULL;
+        }
+        rocksdb_sstfilewriter_t *w = rocksdb_sstfilewriter_create(
+            s->env, s->file_options != NULL ? s->file_options : s->rocks.options);
+        size_t at = i * b->per, n = b->n - at < b->per ? b->n - at : b->per;
+        bd_status rc = fill_file(s, w, b->paths[i], b->refs + at, n, &err);
+        rocksdb_sstfilewriter_destroy(w);
+        (void)pthread_mutex_lock(&b->lock);
+        if (rc != BD_OK && b->rc == BD_OK) {
+            b->rc = rc;
+            b->err = err;
+        }
+        (void)pthread_mutex_unlock(&b->lock);
+    }
+}
+
+/* How many entries go to a file: files of FILE_BYTES at most, and one for each builder. */
+static void plan_files(build *b)
+{
+    size_t fit = FILE_BYTES / (PS_ENTRY_KEY_BYTES + b->refs[0].value_bytes) + 1;
+    size_t share = (b->n + b->store->n_builders - 1) / b->store->n_builders;
+    size_t least = (b->n + MAX_FILES - 1) / MAX_FILES;
+    share = share < MIN_FILE_ROWS ? MIN_FILE_ROWS : share;
+    b->per = share < fit ? share : fit;
+    b->per = b->per < least ? least : b->per;
+    b->n_files = (b->n + b->per - 1) / b->per;
+}
+
+static bd_status name_files(build *b, bd_err *err)
+{
+    for (size_t i = 0; i < b->n_files; i++) {
+        b->paths[i] =
+            bd_strfmt("%s/new-%" PRIu64 ".rows", b->store->rocks.path, b->store->n_made++);
+        if (b->paths[i] == NULL) {
+            return bd_err_set(err, BD_E_NOMEM, "write rows: no memory");
+        }
+    }
+    return BD_OK;
+}
+
+/* This thread is one of the builders; with none to help it builds all files. */
+static void run_builders(build *b)
+{
+    pthread_t helpers[PS_STORE_MAX_BUILDERS];
+    size_t n = 0;
+    while (n + 1 < b->store->n_builders && n + 1 < b->n_files &&
+           pthread_create(&helpers[n], NULL, build_files, b) == 0) {
+        n++;
+    }
+    (void)build_files(b);
+    for (size_t i = 0; i < n; i++) {
+        (void)pthread_join(helpers[i], NULL);
+    }
+}
+
+static bd_status pass(ps_store_gate gate, void *user, bd_err *err)
+{
+    return gate == NULL ? BD_OK : gate(user, err);
+}
+
+/* Sorted files beside the store's; RocksDB moves them in, all or none, and syncs them. */
+static bd_status write_files(ps_store *s, const entry_ref *refs, size_t n, ps_store_gate gate,
+                             void *user, bd_err *err)
+{
+    char *text = NULL;
+    build b = {.store = s, .refs = refs, .n = n, .rc = BD_OK};
+    (void)pthread_mutex_init(&b.lock, NULL);
+    plan_files(&b);
+    bd_status rc = name_files(&b, err);
+    if (rc == BD_OK) {
+        run_builders(&b);
+        rc = b.rc;
+    }
+    if (b.rc != BD_OK) {
+        *err = b.err;
+    }
+    if (rc == BD_OK) {
+        rc = pass(gate, user, err);
+    }
+    if (rc == BD_OK) {
+        const char *files[MAX_FILES] = {NULL};
+        memcpy(files, b.paths, b.n_files * sizeof *files);
+        rocksdb_ingest_external_file(s->rocks.db, files, b.n_files, s->ingest, &text);
+        rc = ps_rocks_status(&s->rocks, "take files of rows into", text, err);
+    }
+    for (size_t i = 0; i < b.n_files; i++) {
+        if (rc != BD_OK && b.paths[i] != NULL) {
+            (void)unlink(b.paths[i]); /* else it has moved */
+        }
+        bd_free(b.paths[i]);
+    }
+    (void)pthread_mutex_destroy(&b.lock);
+    return rc;
+}
+
+static bool has_loose_files(const ps_store *s)
+{
+    char *v = rocksdb_property_value(s->rocks.db, "rocksdb.num-files-at-level0");
+    bool many = v != NULL && strtoul(v, NULL, 10) >= s->max_loose_files;
+    rocksdb_free(v);
+    return many;
+}
+
+bd_status ps_store_write(ps_store *s, const ps_entries *items, size_t n_items, bool last,
+                         ps_store_gate gate, void *user, bd_err *err)
+{
+    entry_ref *refs = NULL;
+    size_t n = 0;
+    bd_status rc = sort_entries(items, n_items, &refs, &n, err);
+    if (rc == BD_OK) {
+        bool as_files = n >= MIN_FILE_ROWS && (last || !has_loose_files(s));
+        rc = as_files ? write_files(s, refs, n, gate, user, err) : pass(gate, user, err);
+        rc = rc == BD_OK && !as_files ? write_batches(s, refs, n, err) : rc;
+    }
+    bd_free(refs);
+    return rc;
+}
+
+bd_status ps_store_flush(ps_store *s, bd_err *err)
+{
+    char *text = NULL;
+    rocksdb_flush(s->rocks.db, s->rocks.flush, &text);
+    return ps_rocks_status(&s->rocks, "flush rows", text, err);
+}
+
+bd_status ps_store_freeze(ps_store *s, const char *folder, bd_err *err)
+{
+    char *text = NULL;
+    rocksdb_checkpoint_t *c = rocksdb_checkpoint_object_create(s->rocks.db, &text);
+    bd_status rc = ps_rocks_status(&s->rocks, "checkpoint", text, err);
+    if (rc != BD_OK) {
+        return rc;
+    }
+    text = NULL;
+    rocksdb_checkpoint_create(c, folder, 0, &text);
+    rc = ps_rocks_status(&s->rocks, "checkpoint", text, err);
+    rocksdb_checkpoint_object_destroy(c);
+    return rc;
+}
+
+/* ---- reading ---- */
+/* What one MultiGet needs; on the heap, because fetch threads have small stacks. */
+typedef struct multi {
+    char *keys; /* [n x PS_ENTRY_KEY_BYTES] */
+    const char **key_of;
+    size_t *key_bytes;
+    rocksdb_pinnableslice_t **values;
+    char **errors;
+} multi;
+
+static void multi_deinit(multi *m)
+{
+    bd_free(m->keys);
+    bd_free(m->key_of);
+    bd_free(m->key_bytes);
+    bd_free(m->values);
+    bd_free(m->errors);
+}
+
+static bd_status multi_init(multi *m, uint32_t table_id, const uint64_t *keys, size_t n,
+                            bd_err *err)
+{
+    *m = (multi){.keys = bd_calloc(n, PS_ENTRY_KEY_BYTES),
+                 .key_of = bd_calloc(n, sizeof *m->key_of),
+                 .key_bytes = bd_calloc(n, sizeof *m->key_bytes),
+                 .values = bd_calloc(n, sizeof *m->values),
+                 .errors = bd_calloc(n, sizeof *m->errors)};
+    if (m->keys == NULL || m->key_of == NULL || m->key_bytes == NULL || m->values == NULL ||
+        m->errors == NULL) {
+        multi_deinit(m);
+        return bd_err_set(err, BD_E_NOMEM, "read rows: no memory");
+    }
+    for (size_t i = 0; i < n; i++) {
+        char *k = m->keys + i * PS_ENTRY_KEY_BYTES;
+        ps_put_be32((uint8_t *)k, table_id);
+        ps_put_be64((uint8_t *)k + 4, keys[i]);
+        m->key_of[i] = k;
+        m->key_bytes[i] = PS_ENTRY_KEY_BYTES;
+    }
+    return BD_OK;
+}
+
+/* Copies value i out; everything of it is freed in any case. */
+static bd_status take_value(ps_store *s, multi *m, size_t i, uint8_t *to, size_t stride,
+                            uint32_t *bytes, bd_err *err)
+{
+    bd_status rc = ps_rocks_status(&s->rocks, "read rows", m->errors[i], err);
+    *bytes = 0;
+    if (m->values[i] == NULL) {
+        return rc;
+    }
+    size_t n = 0;
+    const char *v = rocksdb_pinnableslice_value(m->values[i], &n);
+    if (rc == BD_OK && (n > stride || n < PS_ENTRY_META_BYTES)) {
+        rc = bd_err_set(err, BD_E_CORRUPT, "a stored row of %s has %zu bytes, at most %zu fit",
+                        s->rocks.path, n, stride);
+    } else if (rc == BD_OK) {
+        memcpy(to, v, n);
+        *bytes = (uint32_t)n;
+    }
+    rocksdb_pinnableslice_destroy(m->values[i]);
+    return rc;
+}
+
+bd_status ps_store_get(ps_store *s, uint32_t table_id, const uint64_t *keys, size_t n,
+                       uint8_t *values, size_t stride, uint32_t *bytes, bd_err *err)
+{
+    multi m;
+    bd_err one = BD_ERR_INIT;
+    bd_status rc = multi_init(&m, table_id, keys, n, err);
+    if (rc != BD_OK) {
+        return rc;
+    }
+    rocksdb_batched_multi_get_cf(s->rocks.db, s->point, s->rocks.all, n, m.key_of, m.key_bytes,
+                                 m.values, m.errors, false);
+    for (size_t i = 0; i < n; i++) {
+        bd_status r = take_value(s, &m, i, values + i * stride, stride, &bytes[i], &one);
+        if (r != BD_OK && rc == BD_OK) {
+            rc = r;
+            *err = one;
+        }
+    }
+    multi_deinit(&m);
+    return rc;
+}
+
+static bd_status each(ps_store *s, rocksdb_iterator_t *it, uint32_t table_id, ps_entry_fn fn,
+                      void *user, bd_err *err)
+{
+    bd_status rc = BD_OK;
+    char *text = NULL;
+    for (; rc == BD_OK && rocksdb_iter_valid(it); rocksdb_iter_next(it)) {
+        size_t nk = 0, nv = 0;
+        const char *k = rocksdb_iter_key(it, &nk), *v = rocksdb_iter_value(it, &nv);
+        if (table_id != 0 &&
+            (nk != PS_ENTRY_KEY_BYTES || ps_get_be32((const uint8_t *)k) != table_id)) {
+            break;
+        }
+        rc = fn(user, (const uint8_t *)k, nk, (const uint8_t *)v, nv, err);
+    }
+    if (rc == BD_OK) {
+        rocksdb_iter_get_error(it, &text);
+        rc = ps_rocks_status(&s->rocks, "read rows", text, err);
+    }
+    rocksdb_iter_destroy(it);
+    return rc;
+}
+
+bd_status ps_store_each(ps_store *s, ps_entry_fn fn, void *user, bd_err *err)
+{
+    rocksdb_iterator_t *it = rocksdb_create_iterator(s->rocks.db, s->rocks.read);
+    rocksdb_iter_seek_to_first(it);
+    return each(s, it, 0, fn, user, err);
+}
+
+bd_status ps_store_range(ps_store *s, uint32_t table_id, uint64_t from, ps_entry_fn fn, void *user,
+                         bd_err *err)
+{
+    uint8_t key[PS_ENTRY_KEY_BYTES];
+    rocksdb_iterator_t *it = rocksdb_create_iterator(s->rocks.db, s->rocks.read);
+    ps_put_be32(key, table_id);
+    ps_put_be64(key + 4, from);
+    rocksdb_iter_seek(it, (const char *)key, sizeof key);
+    bd_status rc = each(s, it, table_id, fn, user, err);
+    return rc == BD_AGAIN ? BD_OK : rc;
+}

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# A server's life as an operator sees it: drained, restarted, undrained by that; stopped in the middle of
+# its start; a rolling restart of all servers under load costs retries, not the job nor a bit of the model.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+need braid braid-ps braid-worker
+: >"$out" && : >"$err"
+base=$((21000 + RANDOM % 9000))
+"$bin/braid" datagen --rows 6000 --out "$work/c.tsv.gz" >/dev/null 2>&1
+declare -A ps
+start_ps() { # INDEX
+  "$bin/braid-ps" --index "$1" --servers 2 --data-dir "$work/$run-ps-$1" --listen "127.0.0.1:$((base + $1))" \
+    --coordinator "127.0.0.1:$base" --metrics-listen "127.0.0.1:$((base + 10 + $1))" 2>>"$work/ps-$1.log" &
+  ps[$1]=$!
+  started+=($!)
+}
+ready() { curl -sf "http://127.0.0.1:$((base + 10 + $1))/healthz" >/dev/null; }
+stop_ps() { # INDEX, sets $code
+  kill -TERM "${ps[$1]}"
+  code=0
+  wait "${ps[$1]}" || code=$?
+}
+train() { # starts the job in the background: $pid
+  "$bin/braid-worker" "$repo/tests/integ/small.yaml" --set data.generate.rows=0 --set data.generate.test_rows=0 \
+    --set data.train="$work/c.tsv.gz" --set train.epochs=25 --run-dir "$work/$run" \
+    --coordinator "127.0.0.1:$base" --metrics-listen "127.0.0.1:$((base + 20))" >"$out" 2>"$err" &
+  pid=$!
+  started+=("$pid")
+}
+cluster() { for i in 0 1; do start_ps $i; done && for i in 0 1; do until_true 30 ready $i || return 1; done; }
+
+run=calm
+check "two servers are ready" cluster
+train
+braid_wait
+check "an undisturbed run ends" exits 0
+calm=$(result param_hash)
+for i in 1 0; do
+  stop_ps $i
+  check "SIGTERM: server $i ends with 0" exits 0
+done
+
+run=rolled
+check "two fresh servers are ready" cluster
+braid ps health --coordinator "127.0.0.1:$base"
+check "they are ready, by the CLI too" exits 0
+braid ps drain --coordinator "127.0.0.1:$base" --server 1
+check "drain without --yes shows" exits 0
+check "and changes nothing" err_says 'nothing was changed'
+check "server 1 is ready still" ready 1
+train
+stepping() { curl -sf "http://127.0.0.1:$((base + 20))/metrics" | awk -v n="$1" '$1 == "braid_worker_steps_total" { s = $2 } END { exit !(s > n) }'; }
+check "the job runs" until_true 60 stepping 20
+exec 3>&1
+for i in 1 0; do
+  (cd "$work" && "$bin/braid" ps drain --coordinator "127.0.0.1:$base" --server $i --yes --format json) >"$work/drain.json" 2>&1
+  check "server $i drains" grep -q '"draining":true' "$work/drain.json"
+  check "so it is not ready" test "$(ready $i && echo ready)" != ready
+  steps=$(curl -sf "http://127.0.0.1:$((base + 20))/metrics" | awk '$1 == "braid_worker_steps_total" { print $2 }')
+  check "the open job goes on meanwhile" until_true 30 stepping "${steps:-0}"
+  stop_ps $i
+  check "and ends with 0" exits 0
+  start_ps $i
+  check "it comes back, drained no more" until_true 30 ready $i
+done
+braid_wait
+check "the job ends well" exits 0
+check "with the same model, bit for bit" test "$(result param_hash)" = "$calm"
+
+# Stopped while it waits for a coordinator that is not there: at once, not after register_wait.
+"$bin/braid-ps" --index 1 --servers 2 --data-dir "$work/lone" --listen "127.0.0.1:$((base + 5))" \
+  --coordinator "127.0.0.1:$((base + 6))" --register-wait 10m --health-listen "127.0.0.1:$((base + 7))" 2>"$err" &
+lone=$!
+started+=("$lone")
+check "its rows are loaded" until_true 30 grep -q 'rows are in memory' "$err"
+kill -TERM $lone
+check "a server that waits can be stopped" until_true 10 is_gone $lone
+finish

@@ -1,0 +1,140 @@
+/* Rows that come and go: the index against a plain array, CLOCK, what the budget is charged. */
+#include "base/mem.h"
+#include "base/rand.h"
+
+#include "ps_server/ps_rows.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define N_KEYS 3000u
+
+/* Keys that collide: the index has few entries, and runs of neighbours form. */
+static uint64_t key_of(uint64_t i)
+{
+    return i == 0 ? 0 : i == 1 ? UINT64_MAX : i * 7;
+}
+
+static uint32_t find(const ps_rows *r, uint64_t key)
+{
+    return ps_rows_find(r, key, bd_mix64(key));
+}
+
+/* After any adds and removals every key is found exactly when it is there, at a row that is its. */
+static void removal_keeps_the_index_whole(void **state)
+{
+    (void)state;
+    ps_rows r;
+    ps_budget b;
+    bool there[N_KEYS] = {false};
+    size_t n = 0, none = 0;
+    ps_budget_init(&b, (size_t)1 << 30);
+    ps_rows_init(&r, 3, &b);
+    for (uint64_t op = 0; op < 60000; op++) {
+        uint64_t i = bd_rand_u64(4, 0, op) % N_KEYS, key = key_of(i);
+        uint32_t row = find(&r, key);
+        assert_int_equal(row != PS_NO_ROW, there[i]);
+        if (row == PS_NO_ROW) {
+            assert_int_equal(ps_rows_reserve(&r, 1, false, &none), BD_OK);
+            row = ps_rows_add(&r, key, bd_mix64(key));
+            *(uint64_t *)(void *)ps_rows_at(&r, row) = key;
+        } else {
+            assert_int_equal(*(uint64_t *)(void *)ps_rows_at(&r, row), key);
+            ps_rows_remove(&r, row);
+        }
+        n = there[i] ? n - 1 : n + 1;
+        there[i] = !there[i];
+        assert_int_equal(r.n_rows, n);
+    }
+    for (uint64_t i = 0; i < N_KEYS; i++) {
+        assert_int_equal(find(&r, key_of(i)) != PS_NO_ROW, there[i]);
+    }
+    assert_true(r.n_slots <= N_KEYS); /* slots are used again */
+    ps_rows_deinit(&r);
+    assert_int_equal(atomic_load(&b.used_bytes), 0);
+}
+
+static void fill(ps_rows *r, uint64_t first, size_t n)
+{
+    size_t none = 0;
+    assert_int_equal(ps_rows_reserve(r, n, false, &none), BD_OK);
+    for (uint64_t i = first; i < first + n; i++) {
+        (void)ps_rows_add(r, key_of(i), bd_mix64(key_of(i)));
+    }
+}
+
+/* The hand passes over what was used since its last round, and over what may not leave. */
+static void clock_takes_what_nobody_uses(void **state)
+{
+    (void)state;
+    ps_rows r;
+    ps_budget b;
+    ps_budget_init(&b, (size_t)1 << 30);
+    ps_rows_init(&r, 4, &b);
+    fill(&r, 10, 100);
+    assert_int_equal(ps_rows_move_out(&r, 10), 10); /* new rows get one round */
+    assert_int_equal(r.n_rows, 90);
+    for (uint64_t i = 20; i < 110; i++) {
+        if (i % 2 == 0) {
+            ps_rows_use(&r, find(&r, key_of(i)));
+        }
+    }
+    assert_int_equal(ps_rows_move_out(&r, 45), 45);
+    for (uint64_t i = 20; i < 110; i++) {
+        assert_int_equal(find(&r, key_of(i)) != PS_NO_ROW, i % 2 == 0);
+    }
+    ps_rows_meta(&r, find(&r, key_of(20)))->held = 1;
+    ps_rows_meta(&r, find(&r, key_of(22)))->writing = 1;
+    ps_rows_touch(&r, find(&r, key_of(24)), 1);
+    assert_int_equal(ps_rows_move_out(&r, 45), 42);
+    assert_int_equal(r.n_rows, 3);
+    assert_true(r.stuck && atomic_load(&b.blocked_bytes) > 0);
+    assert_int_equal(atomic_load(&b.dirty_bytes), r.stride_bytes);
+    ps_rows_deinit(&r);
+    assert_int_equal(atomic_load(&b.used_bytes), 0);
+    assert_int_equal(atomic_load(&b.dirty_bytes), 0);
+}
+
+/* A used-up budget: room comes from rows that leave, or not at all; a promise is kept. */
+static void reserve_moves_out_or_says_exhausted(void **state)
+{
+    (void)state;
+    ps_rows r;
+    ps_budget b;
+    size_t moved = 0;
+    ps_budget_init(&b, PS_BUDGET_MIN_BYTES);
+    b.rows_bytes = 200000;
+    ps_rows_init(&r, 60, &b);
+    while (ps_rows_reserve(&r, 1, false, &moved) == BD_OK) {
+        (void)ps_rows_add(&r, r.n_rows + 1, bd_mix64(r.n_rows + 1));
+    }
+    size_t full = r.n_rows;
+    assert_true(full > 400 && full < 200000 / (60 * 4));
+    assert_int_equal(ps_rows_reserve(&r, 1, false, &moved), BD_E_EXHAUSTED);
+    assert_int_equal(moved, 0);
+    assert_int_equal(ps_rows_reserve(&r, 7, true, &moved), BD_OK);
+    assert_int_equal(moved, 7);
+    assert_int_equal(r.n_rows, full - 7);
+    r.promised = 7;
+    moved = 0;
+    assert_int_equal(ps_rows_reserve(&r, 1, false, &moved), BD_E_EXHAUSTED);
+    assert_int_equal(ps_rows_reserve(&r, full, true, &moved), BD_E_EXHAUSTED); /* more than fits */
+    assert_true(atomic_load(&b.used_bytes) <= b.rows_bytes);
+    ps_rows_deinit(&r);
+    assert_int_equal(atomic_load(&b.used_bytes), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(removal_keeps_the_index_whole),
+        cmocka_unit_test(clock_takes_what_nobody_uses),
+        cmocka_unit_test(reserve_moves_out_or_says_exhausted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

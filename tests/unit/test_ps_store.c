@@ -1,0 +1,149 @@
+/* The rows on disk: large writes as files by several builders, small ones as batches, and a gate
+ * that says no. */
+#include "base/mem.h"
+#include "base/rand.h"
+
+#include "ps_server/ps_bytes.h"
+#include "ps_server/ps_rocks.h"
+#include "ps_server/ps_store.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define VALUE_BYTES 40u
+#define ENTRY_BYTES (PS_ENTRY_KEY_BYTES + VALUE_BYTES)
+
+static char dir[64];
+
+static int make_dir(void **state)
+{
+    (void)state;
+    (void)snprintf(dir, sizeof dir, "/tmp/test_ps_store.XXXXXX");
+    return mkdtemp(dir) == NULL;
+}
+
+static int drop_dir(void **state)
+{
+    bd_err err;
+    (void)state;
+    return ps_dir_remove(dir, &err) != BD_OK;
+}
+
+/* n rows of a table, keys all over the 64 bits and in no order; every fifth one is a tombstone. */
+static ps_entries entries_of(uint32_t table_id, size_t n)
+{
+    ps_entries e = {.table_id = table_id, .value_bytes = VALUE_BYTES, .n = n};
+    e.bytes = bd_calloc(n, ENTRY_BYTES);
+    for (size_t i = 0; i < n; i++) {
+        uint8_t *at = e.bytes + i * ENTRY_BYTES;
+        uint64_t key = i == 0 ? 0 : i == 1 ? UINT64_MAX : bd_mix64(i * 7 + table_id);
+        ps_put_be32(at, table_id);
+        ps_put_be64(at + 4, key);
+        ps_put_le32(at + PS_ENTRY_KEY_BYTES, i % 5 == 4 ? PS_ENTRY_DEAD : 1u);
+        ps_put_le64(at + PS_ENTRY_KEY_BYTES + PS_ENTRY_META_BYTES, key ^ table_id);
+    }
+    return e;
+}
+
+typedef struct seen {
+    uint8_t last[PS_ENTRY_KEY_BYTES];
+    size_t n, n_dead;
+} seen;
+
+static bd_status see(void *user, const uint8_t *key, size_t key_bytes, const uint8_t *value,
+                     size_t value_bytes, bd_err *err)
+{
+    seen *s = user;
+    (void)err;
+    assert_int_equal(key_bytes, PS_ENTRY_KEY_BYTES);
+    assert_true(s->n == 0 || memcmp(s->last, key, key_bytes) < 0);
+    memcpy(s->last, key, key_bytes);
+    if (value_bytes == PS_ENTRY_META_BYTES) {
+        s->n_dead++;
+    } else {
+        assert_int_equal(value_bytes, VALUE_BYTES);
+        assert_true(ps_get_le64(value + PS_ENTRY_META_BYTES) ==
+                    (ps_get_be64(key + 4) ^ ps_get_be32(key)));
+    }
+    s->n++;
+    return BD_OK;
+}
+
+static size_t n_gates;
+
+static bd_status gate(void *user, bd_err *err)
+{
+    n_gates++;
+    return *(const bool *)user ? BD_OK : bd_err_set(err, BD_E_IO, "the gate is shut");
+}
+
+/* Whatever the number of builders, every row is there once, in order, with its own value. */
+static void builders_write_what_one_writes(void **state)
+{
+    (void)state;
+    const size_t rows[] = {100, 40000, 120000}; /* batches, one file, several */
+    const bool open = true;
+    for (size_t builders = 1; builders <= 5; builders += 2) {
+        bd_err err;
+        ps_store *s = NULL;
+        seen got = {.n = 0};
+        char path[96];
+        size_t n = 0;
+        (void)snprintf(path, sizeof path, "%s/rows-%zu", dir, builders);
+        assert_int_equal(ps_store_open(path, NULL, &s, &err), BD_OK);
+        ps_store_set_builders(s, builders);
+        n_gates = 0;
+        for (uint32_t i = 0; i < 3; i++) {
+            ps_entries e[2] = {entries_of(2 * i + 1, rows[i]), entries_of(2 * i + 2, rows[i])};
+            assert_int_equal(ps_store_write(s, e, 2, false, gate, bd_unconst(&open), &err), BD_OK);
+            assert_int_equal(n_gates, i + 1);
+            n += 2 * rows[i];
+            ps_entries_deinit(&e[0]);
+            ps_entries_deinit(&e[1]);
+        }
+        assert_int_equal(ps_store_each(s, see, &got, &err), BD_OK);
+        assert_int_equal(got.n, n);
+        assert_int_equal(got.n_dead, n / 5);
+        ps_store_close(s);
+    }
+}
+
+/* A gate that does not open: no row is in the store, large write or small. */
+static void nothing_passes_a_shut_gate(void **state)
+{
+    (void)state;
+    const size_t rows[] = {100, 60000};
+    const bool open = false;
+    bd_err err;
+    ps_store *s = NULL;
+    seen got = {.n = 0};
+    char path[96];
+    (void)snprintf(path, sizeof path, "%s/rows", dir);
+    assert_int_equal(ps_store_open(path, NULL, &s, &err), BD_OK);
+    ps_store_set_builders(s, 3);
+    for (size_t i = 0; i < 2; i++) {
+        ps_entries e = entries_of(1, rows[i]);
+        assert_int_equal(ps_store_write(s, &e, 1, false, gate, bd_unconst(&open), &err), BD_E_IO);
+        assert_non_null(strstr(bd_err_text(&err), "gate"));
+        ps_entries_deinit(&e);
+    }
+    assert_int_equal(ps_store_each(s, see, &got, &err), BD_OK);
+    assert_int_equal(got.n, 0);
+    ps_store_close(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(builders_write_what_one_writes, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(nothing_passes_a_shut_gate, make_dir, drop_dir),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,36 @@
+/* Wide & Deep (Cheng et al. 2016): a linear model over all ids and dense columns, plus `top` over
+ * dense columns and embeddings. The one bias is the head's. */
+#include "worker/models/wk_block.h"
+
+static bd_status build(wk_model *m, const wk_model_inputs *in, bd_err *err)
+{
+    bd_status rc = wk_add_embeddings(m, in, err);
+    if (rc == BD_OK) {
+        rc = wk_add_wide(m, in, false, TP_BAG_SUM, err);
+    }
+    return rc == BD_OK ? wk_add_top(m, wk_concat_width(m), 0, err) : rc;
+}
+
+static bd_status forward(wk_model *m, wk_forward *f, tp_tensor **logits, bd_err *err)
+{
+    tp_tensor *x = NULL, *wide = NULL;
+    size_t first_emb;
+    bd_status rc = wk_run_wide(m, f, &wide, err);
+    if (rc == BD_OK) {
+        rc = wk_run_concat(m, f, &first_emb, &x, err);
+    }
+    if (rc == BD_OK) {
+        rc = wk_run_mlp(m, f, &m->top, x, &x, err);
+    }
+    if (rc == BD_OK) {
+        rc = wk_run_linear(f, &m->head, x, TP_ACT_NONE, &x, err);
+    }
+    return rc == BD_OK ? tp_add(f->tape, wide, x, logits, err) : rc;
+}
+
+const wk_model_kind wk_model_wide_deep = {
+    .name = "wide_deep",
+    .help = "a linear model over all ids plus top over dense columns and embeddings",
+    .build = build,
+    .forward = forward,
+};
