@@ -82,25 +82,32 @@ static bd_status nothing(wk_sparse *s, wk_lookup *l, bd_err *err)
     return BD_OK;
 }
 
-static const cl_table_rows *rows(const wk_lookup *l, size_t i)
+/* The local home's, whose lookups are what we hand out; a lookup does not say whose it is. */
+static const wk_sparse_ops *local_ops;
+
+static void find_local_ops(void)
 {
     wk_sparse *any = NULL;
-    bd_err err;
-    static const wk_sparse_ops *ops; /* the local home's: its lookups are what we hand out */
-    if (ops == NULL) {
-        BD_ASSERT(wk_sparse_local_new(NULL, &any, &err) == BD_OK);
-        ops = any->ops;
-        wk_sparse_free(any);
-    }
-    return ops->rows(l, i);
+    BD_ASSERT(wk_sparse_local_new(NULL, &any, NULL) == BD_OK);
+    local_ops = any->ops;
+    wk_sparse_free(any);
+}
+
+static const wk_sparse_ops *home_ops(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT; /* every rank's thread asks */
+    (void)pthread_once(&once, find_local_ops);
+    return local_ops;
+}
+
+static const cl_table_rows *rows(const wk_lookup *l, size_t i)
+{
+    return home_ops()->rows(l, i);
 }
 
 static void lookup_free(wk_lookup *l)
 {
-    wk_sparse *any = NULL;
-    BD_ASSERT(wk_sparse_local_new(NULL, &any, NULL) == BD_OK);
-    any->ops->lookup_free(l);
-    wk_sparse_free(any);
+    home_ops()->lookup_free(l);
 }
 
 static bd_status push_begin(wk_sparse *s, uint64_t step, wk_lookup *l, double lr_scale, bd_err *err)
