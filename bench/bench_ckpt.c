@@ -13,6 +13,7 @@
  * does between its steps elsewhere (its model, on another host); 0: the server is saturated.
  * PREPARE: any other word than "prepare" leaves that phase out.
  */
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -41,11 +42,16 @@ typedef struct bench {
     int64_t longest_ns; /* step since it was set to 0 */
 } bench;
 
+static _Noreturn void fail(const char *text)
+{
+    (void)fprintf(stderr, "error: %s\n", text);
+    _Exit(1);
+}
+
 static void must(bd_status rc, const bd_err *err)
 {
     if (rc != BD_OK) {
-        (void)fprintf(stderr, "error: %s\n", bd_err_text(err));
-        _Exit(1);
+        fail(bd_err_text(err));
     }
 }
 
@@ -120,15 +126,18 @@ static int by_slot(const void *a, const void *b)
     return sx < sy ? -1 : sx > sy;
 }
 
-/* Distinct keys: random ones, or all rows from `first` on. */
+/* Distinct keys, n of the table's rows: random ones, or all from `first` on. */
 static ps_part *make_part(const bench *b, bool random, uint64_t first, size_t n)
 {
-    bd_err err = BD_ERR_INIT;
+    BD_ASSERT(n > 0 && n <= b->rows);
     ps_part *p = bd_calloc(1, sizeof *p);
+    if (p == NULL) {
+        fail("no memory");
+    }
     p->keep = bd_buf_new(n * (8 + b->dim * 4));
     p->tables = bd_calloc(1, sizeof *p->tables);
     if (p->keep == NULL || p->tables == NULL) {
-        must(bd_err_set(&err, BD_E_NOMEM, "no memory"), &err);
+        fail("no memory");
     }
     uint64_t *keys = (uint64_t *)(void *)p->keep->bytes, stride = b->rows / n;
     float *grads = (float *)(void *)(p->keep->bytes + n * 8);

@@ -7,7 +7,23 @@
 
 #define GROUP PS_TABLE_GROUP
 
-/* Marks the keys' rows in memory as held; the others' indexes go to miss. */
+/* Marks the rows that are in memory as held; the indexes of the others, from `first` on, go to
+ * miss. */
+static size_t hold_group(ps_rows *r, const uint32_t *rows, size_t m, size_t first, uint32_t *miss)
+{
+    size_t n_miss = 0;
+    for (size_t i = 0; i < m; i++) {
+        if (rows[i] == PS_NO_ROW) {
+            miss[n_miss++] = (uint32_t)(first + i);
+        } else {
+            ps_rows_meta(r, rows[i])->held = 1;
+            ps_rows_use(r, rows[i]);
+        }
+    }
+    return n_miss;
+}
+
+/* The same for keys of several stripes. */
 static size_t hold_rows(ps_table *t, const uint64_t *keys, size_t n, uint32_t *miss)
 {
     size_t n_miss = 0;
@@ -19,14 +35,7 @@ static size_t hold_rows(ps_table *t, const uint64_t *keys, size_t n, uint32_t *m
         for (size_t g = at; g < end; g += GROUP) {
             size_t m = end - g < GROUP ? end - g : GROUP;
             ps_find_group(r, keys + g, m, 0, rows);
-            for (size_t i = 0; i < m; i++) {
-                if (rows[i] == PS_NO_ROW) {
-                    miss[n_miss++] = (uint32_t)(g + i);
-                } else {
-                    ps_rows_meta(r, rows[i])->held = 1;
-                    ps_rows_use(r, rows[i]);
-                }
-            }
+            n_miss += hold_group(r, rows, m, g, miss + n_miss);
         }
         ps_stripe_unlock(&t->stripes[s]);
     }

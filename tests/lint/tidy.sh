@@ -2,10 +2,8 @@
 # usage: tidy.sh BUILD [FILE...]   clang-tidy 14 over the files of BUILD/compile_commands.json (or the
 # given ones)
 #
-# Findings that were there when the gate was made stand in tests/lint/tidy_known.txt as `file check
-# count`; one more than that, or in another place, fails. The list may only shrink: UPDATE=1 writes it
-# anew after findings were fixed. A file's result is remembered in BUILD/tidy-cache until it, one
-# of its headers, a rule or its command changes. JOBS: how many at once.
+# Any finding fails. A file's result is remembered in BUILD/tidy-cache until it, one of its headers,
+# a rule or its command changes. JOBS: how many at once.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/lib.sh"
@@ -15,7 +13,6 @@ shift
 db=$build/compile_commands.json
 [ -s "$db" ] || { echo "tidy: $db is missing: build first" >&2; exit 2; }
 root=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$build/CMakeCache.txt")
-known=$root/tests/lint/tidy_known.txt
 
 tool=$(llvm_tool clang-tidy)
 if [ -z "$tool" ]; then
@@ -23,10 +20,8 @@ if [ -z "$tool" ]; then
   exit 0
 fi
 
-whole=0
 files=("$@")
 if [ ${#files[@]} -eq 0 ]; then
-  whole=1
   mapfile -t files < <(sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$db" | grep -v "^$build/" | sort -u)
 fi
 [ ${#files[@]} -gt 0 ] || { echo "tidy: no files in $db" >&2; exit 1; }
@@ -84,22 +79,9 @@ printf '%s\0' "${files[@]}" | xargs -0 -P "${JOBS:-$(nproc)}" -I{} bash -c 'one 
 
 # file:line:column check, each once although many files include a header
 cat "$work"/out.* | grep -E '^/.*: error: .*\[[a-zA-Z0-9.,-]+\]$' | sed "s,^$root/,," | sort -u >"$work/all" || true
-sed -E 's/^([^:]+):[0-9]+:[0-9]+: error: .*\[([a-zA-Z0-9.-]+).*/\1 \2/' "$work/all" | sort | uniq -c |
-  awk '{print $2, $3, $1}' >"$work/counts"
-if [ "${UPDATE:-0}" = 1 ] && [ $whole = 1 ]; then
-  cp "$work/counts" "$known"
-fi
-[ -e "$known" ] || known=/dev/null
-awk 'FILENAME == ARGV[1] {have[$1 " " $2] = $3; next} $3 > have[$1 " " $2] {print $1, $2}' "$known" "$work/counts" >"$work/new"
-if [ -s "$work/new" ]; then
-  while read -r file check; do
-    grep -E "^$file:.*\[$check" "$work/all" >&2
-  done <"$work/new"
-  echo "tidy: findings that tests/lint/tidy_known.txt does not allow, above" >&2
+if [ -s "$work/all" ]; then
+  cat "$work/all" >&2
+  echo "tidy: $(wc -l <"$work/all") findings, above" >&2
   exit 1
 fi
-if [ $whole = 1 ]; then
-  awk 'FILENAME == ARGV[1] {now[$1 " " $2] = $3; next} $3 > now[$1 " " $2] + 0 {print "tidy: fixed, take it off the list:", $1, $2}' \
-    "$work/counts" "$known"
-fi
-echo "tidy: ${#files[@]} files ok, $(awk '{n += $3} END {print n + 0}' "$work/counts") known findings"
+echo "tidy: ${#files[@]} files ok"

@@ -135,8 +135,9 @@ static bd_status init_shape(ratings *r, bd_err *err)
 {
     static const char *const names[] = {"user", "item", "item_tags"};
     wk_shape *s = &r->base.shape;
-    bd_status rc = wk_shape_init(s, 0, r->cfg->items[0] != '\0' ? 3 : 2);
-    for (size_t i = 0; rc == BD_OK && i < s->n_fields; i++) {
+    const size_t n_fields = r->cfg->items[0] != '\0' ? 3 : 2;
+    bd_status rc = wk_shape_init(s, 0, n_fields);
+    for (size_t i = 0; rc == BD_OK && i < n_fields; i++) {
         s->field_names[i] = bd_strdup(names[i]);
         s->field_multi[i] = i == FIELD_TAGS;
         rc = s->field_names[i] != NULL ? BD_OK : BD_E_NOMEM;
