@@ -3,7 +3,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 
-#include "rpc/rpc.h"
+#include "rpc/rpc_int.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -379,13 +379,18 @@ static void a_peer_that_is_not_there_is_unavailable_at_once(void **state)
     assert_non_null(strstr(err.text, "tries in 300 ms"));
 }
 
-static void *restart_soon(void *arg)
+/* Until the call, which meets a closed port, has made n tries and sits in the back-off after. */
+static void wait_back_off(rpc_call *c, uint32_t n)
 {
-    world *w = arg;
-    rpc_server_free(w->server);
-    bd_sleep_ms(100); /* the first tries must meet a closed port */
-    start_server(w, w->target);
-    return NULL;
+    int64_t until = bd_mono_ns() + DEADLINE_MS * BD_NS_PER_MS;
+    bool there = false;
+    while (!there && bd_mono_ns() < until) {
+        (void)pthread_mutex_lock(&c->lock);
+        there = c->n_tries >= n && c->state == RPC_CALL_BACKOFF;
+        (void)pthread_mutex_unlock(&c->lock);
+        bd_sleep_ms(there ? 0 : 1);
+    }
+    assert_true(there);
 }
 
 static void an_idempotent_call_outlives_a_restart_on_the_same_port(void **state)
@@ -394,16 +399,18 @@ static void an_idempotent_call_outlives_a_restart_on_the_same_port(void **state)
     result r = RESULT_INIT;
     bd_err err = BD_ERR_INIT;
     bd_chain reply = {0};
-    pthread_t t;
+    rpc_call *c = NULL;
     assert_int_equal(call(w, "/t.T/Echo", "x", 1, &plain, &reply, &err), BD_OK);
     bd_chain_deinit(&reply);
-    assert_int_equal(pthread_create(&t, NULL, restart_soon, w), 0);
-    bd_sleep_ms(20);
-    start(w, "/t.T/Echo", &again, &r, NULL);
+    rpc_server_free(w->server);
+    start(w, "/t.T/Echo", &again, &r, &c);
+    wait_back_off(c, 2);
+    start_server(w, w->target);
     wait_done(&r, 1);
-    assert_int_equal(pthread_join(t, NULL), 0);
     assert_string_equal(r.err.text, "");
     assert_int_equal(r.rc, BD_OK);
+    assert_true(c->n_tries > 2);
+    rpc_call_unref(c);
 }
 
 static void cancel_in_back_off_ends_the_call(void **state)
@@ -413,7 +420,7 @@ static void cancel_in_back_off_ends_the_call(void **state)
     rpc_call *c = NULL;
     rpc_server_stop(w->server, 0);
     start(w, "/t.T/Echo", &again, &r, &c);
-    bd_sleep_ms(60);
+    wait_back_off(c, 4); /* the back-off is 80 ms at least: still in it below */
     rpc_call_cancel(c);
     wait_done(&r, 1);
     assert_int_equal(r.rc, BD_E_CANCELLED);
@@ -464,6 +471,20 @@ static void *stop_main(void *arg)
     return NULL;
 }
 
+/* Until the server stops: a new request is refused. */
+static void wait_refused(world *w)
+{
+    int64_t until = bd_mono_ns() + DEADLINE_MS * BD_NS_PER_MS;
+    bd_status rc = BD_OK;
+    while (rc == BD_OK && bd_mono_ns() < until) {
+        bd_err err = BD_ERR_INIT;
+        bd_chain reply = {0};
+        rc = call(w, "/t.T/Echo", "x", 1, &plain, &reply, &err);
+        bd_chain_deinit(&reply);
+    }
+    assert_int_equal(rc, BD_E_UNAVAILABLE);
+}
+
 /* Within the grace an open request is answered; a new one is refused. */
 static void stop_lets_open_requests_finish(void **state)
 {
@@ -474,7 +495,7 @@ static void stop_lets_open_requests_finish(void **state)
     start(w, "/t.T/Hold", &plain, &r, NULL);
     wait_held(w, 1);
     assert_int_equal(pthread_create(&t, NULL, stop_main, &s), 0);
-    bd_sleep_ms(20);
+    wait_refused(w);
     (void)pthread_mutex_lock(&r.lock);
     assert_int_equal(r.n_done, 0);
     (void)pthread_mutex_unlock(&r.lock);

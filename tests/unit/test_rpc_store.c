@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+#include "rpc/rpc_stats.h"
 #include "rpc/rpc_store.h"
 
 #include "tests/util/ps_cluster.h"
@@ -204,17 +205,40 @@ static void repeats_count_once(void **state)
 }
 
 /* ---- waits end by a change of somebody else ---- */
-static void *change_later(void *arg)
+/* Grows with each question that waits: to a Coordinator, or a watch of etcd. */
+static uint64_t waits_sent(void)
+{
+    return rpc_stats_of(RPC_CLIENT_SIDE, "/braid.v1.Coordinator/KvGet")->sent_bytes +
+           rpc_stats_of(RPC_CLIENT_SIDE, "/braid.v1.Coordinator/KvWait")->sent_bytes +
+           rpc_stats_of(RPC_CLIENT_SIDE, "/etcdserverpb.Watch/Watch")->sent_messages;
+}
+
+/* Until somebody waits who did not when *before was taken. */
+static void wait_for_a_wait(uint64_t *before)
+{
+    int64_t until = bd_mono_ns() + LONG_MS * BD_NS_PER_MS;
+    uint64_t now = waits_sent();
+    for (; now == *before && bd_mono_ns() < until; now = waits_sent()) {
+        bd_sleep_ms(1);
+    }
+    assert_true(now > *before);
+    *before = now;
+}
+
+static void *change_when_waited_for(void *arg)
 {
     bd_err err = BD_ERR_INIT;
     bd_kv *kv = w.b->kv;
     int64_t after = 0;
-    (void)arg;
-    bd_sleep_ms(100); /* the waits below begin; were they late, they would find the change done */
+    uint64_t *sent = arg;
+    wait_for_a_wait(sent);
     must(kv->set(kv, "late", "here", 4, &err), &err);
+    wait_for_a_wait(sent);
     must(kv->add(kv, "count", 1, &after, &err), &err);
     must(kv->add(kv, "count", 1, &after, &err), &err);
+    wait_for_a_wait(sent);
     must(kv->set(kv, "turn", "two", 3, &err), &err);
+    wait_for_a_wait(sent);
     must(kv->del(kv, "gone", &err), &err);
     return NULL;
 }
@@ -232,7 +256,8 @@ static void waits_end_by_a_change(void **state)
     must(kv->get_other(kv, "turn", NULL, 0, &val, &err), &err);
     assert_string_equal(val, "one");
     bd_free(val);
-    assert_int_equal(pthread_create(&t, NULL, change_later, NULL), 0);
+    uint64_t sent = waits_sent();
+    assert_int_equal(pthread_create(&t, NULL, change_when_waited_for, &sent), 0);
     expect(w.a, "late", "here", LONG_MS);
     must(kv->wait_at_least(kv, "count", 2, LONG_MS, &err), &err);
     must(kv->get_other(kv, "turn", "one", LONG_MS, &val, &err), &err);
