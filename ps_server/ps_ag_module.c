@@ -9,13 +9,18 @@
 #define MAX_REPLY_BYTES (64ull << 20)  /* of pooled rows */
 #define MAX_ROWS_BYTES  (256ull << 20) /* of rows before pooling */
 
-enum { MODE_SUM, MODE_MEAN, MODE_NONE };
+enum { MODE_SUM, MODE_MEAN, MODE_SQRTN, MODE_MAX, MODE_NONE };
 
 static const struct {
     const char *prefix;
     int mode;
 } kinds[] = {
-    {"embedding_bag:", MODE_SUM}, {"embedding_bag_mean:", MODE_MEAN}, {"embedding:", MODE_NONE}};
+    {"embedding_bag:", MODE_SUM},
+    {"embedding_bag_mean:", MODE_MEAN},
+    {"embedding_bag_sqrtn:", MODE_SQRTN},
+    {"embedding_bag_max:", MODE_MAX},
+    {"embedding:", MODE_NONE},
+};
 
 /* What backward needs of a forward: its keys, and which output row each of them went to. */
 typedef struct saved_ids {
@@ -23,6 +28,7 @@ typedef struct saved_ids {
     size_t n_ids, n_out;
     uint64_t *keys;   /* owned [n_ids] */
     size_t *first_of; /* owned [n_out + 1]: keys of row i start here; NULL: key i is row i */
+    uint32_t *winner; /* max: owned [n_out x dim], the key whose element the output's is */
 } saved_ids;
 
 static void saved_free(void *self, void *saved)
@@ -31,6 +37,7 @@ static void saved_free(void *self, void *saved)
     saved_ids *s = saved;
     bd_free(s->keys);
     bd_free(s->first_of);
+    bd_free(s->winner);
     bd_free(s);
 }
 
@@ -87,7 +94,9 @@ static saved_ids *saved_new(const ps_ag_module *m, size_t n_ids, size_t n_out)
     s->n_out = n_out;
     s->keys = bd_alloc((n_ids + 1) * sizeof *s->keys);
     s->first_of = m->mode == MODE_NONE ? NULL : bd_alloc((n_out + 1) * sizeof *s->first_of);
-    if (s->keys == NULL || (s->first_of == NULL && m->mode != MODE_NONE)) {
+    s->winner = m->mode == MODE_MAX ? bd_alloc((n_out * m->dim + 1) * sizeof *s->winner) : NULL;
+    if (s->keys == NULL || (s->first_of == NULL && m->mode != MODE_NONE) ||
+        (s->winner == NULL && m->mode == MODE_MAX)) {
         saved_free(NULL, s);
         return NULL;
     }
@@ -124,20 +133,55 @@ static bd_status gather(const ps_ag_module *m, const uint64_t *keys, size_t n, f
     return rc == BD_OK ? rc : bd_err_wrap(err, "%s", m->name);
 }
 
+/* What the sum of a bag of n ids is divided by. */
+static float divisor(const ps_ag_module *m, size_t n)
+{
+    if (n == 0 || (m->mode != MODE_MEAN && m->mode != MODE_SQRTN)) {
+        return 1.0f;
+    }
+    return m->mode == MODE_MEAN ? (float)n : sqrtf((float)n);
+}
+
 /* Sums in the order of the ids, then one division: what a trainer that pools by itself does. */
-static void pool(const ps_ag_module *m, const saved_ids *s, const float *rows, float *y)
+static void pool_sum(const ps_ag_module *m, const saved_ids *s, size_t bag, const float *rows,
+                     float *y)
 {
     size_t dim = m->dim;
-    for (size_t i = 0; i < s->n_out; i++, y += dim) {
-        size_t n = s->first_of[i + 1] - s->first_of[i];
-        memset(y, 0, dim * sizeof *y);
-        for (size_t k = s->first_of[i]; k < s->first_of[i + 1]; k++) {
-            for (size_t d = 0; d < dim; d++) {
-                y[d] += rows[k * dim + d];
-            }
+    float by = divisor(m, s->first_of[bag + 1] - s->first_of[bag]);
+    memset(y, 0, dim * sizeof *y);
+    for (size_t k = s->first_of[bag]; k < s->first_of[bag + 1]; k++) {
+        for (size_t d = 0; d < dim; d++) {
+            y[d] += rows[k * dim + d];
         }
-        for (size_t d = 0; m->mode == MODE_MEAN && n > 1 && d < dim; d++) {
-            y[d] /= (float)n;
+    }
+    for (size_t d = 0; by != 1.0f && d < dim; d++) {
+        y[d] /= by;
+    }
+}
+
+/* Element by element: the first of equals, and a NaN is larger. An empty bag is zeros. */
+static void pool_max(const ps_ag_module *m, const saved_ids *s, size_t bag, const float *rows,
+                     float *y)
+{
+    size_t dim = m->dim, first = s->first_of[bag], end = s->first_of[bag + 1];
+    for (size_t d = 0; d < dim; d++) {
+        size_t best = first;
+        for (size_t k = first + 1; k < end; k++) {
+            float x = rows[k * dim + d], most = rows[best * dim + d];
+            best = !isnan(most) && (isnan(x) || x > most) ? k : best;
+        }
+        s->winner[bag * dim + d] = (uint32_t)best; /* below PS_MAX_REQUEST_KEYS */
+        y[d] = end > first ? rows[best * dim + d] : 0.0f;
+    }
+}
+
+static void pool(const ps_ag_module *m, const saved_ids *s, const float *rows, float *y)
+{
+    for (size_t i = 0; i < s->n_out; i++) {
+        if (m->mode == MODE_MAX) {
+            pool_max(m, s, i, rows, y + i * m->dim);
+        } else {
+            pool_sum(m, s, i, rows, y + i * m->dim);
         }
     }
 }
@@ -202,16 +246,20 @@ static bd_status check_finite(const ps_ag_module *m, const float *g, size_t n, b
     return BD_OK;
 }
 
+/* Every key of the bag has a gradient, of max also those that won no element: zeros. */
 static bd_status add_bag(const ps_ag_module *m, const saved_ids *s, size_t i, const float *g,
                          float *scaled, rpc_grad_sink *sink, bd_err *err)
 {
-    size_t n = s->first_of[i + 1] - s->first_of[i];
+    float by = divisor(m, s->first_of[i + 1] - s->first_of[i]);
     bd_status rc = BD_OK;
-    for (size_t d = 0; m->mode == MODE_MEAN && d < m->dim; d++) {
-        scaled[d] = n > 1 ? g[d] / (float)n : g[d];
+    for (size_t d = 0; d < m->dim; d++) {
+        scaled[d] = g[d] / by;
     }
     for (size_t k = s->first_of[i]; k < s->first_of[i + 1] && rc == BD_OK; k++) {
-        rc = rpc_grad_add_rows(sink, 0, &s->keys[k], m->mode == MODE_MEAN ? scaled : g, 1, err);
+        for (size_t d = 0; m->mode == MODE_MAX && d < m->dim; d++) {
+            scaled[d] = s->winner[i * m->dim + d] == k ? g[d] : 0.0f;
+        }
+        rc = rpc_grad_add_rows(sink, 0, &s->keys[k], scaled, 1, err);
     }
     return rc;
 }

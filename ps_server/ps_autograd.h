@@ -4,11 +4,13 @@
  *            backward and step are.
  * Modules:   "embedding_bag:<table>"       ids i64[m], offsets i64[n] -> f32[n x dim], sum of a bag
  *            "embedding_bag_mean:<table>"  the same, mean over the ids of the request
- *            "embedding:<table>"           ids i64[m] -> f32[m x dim]
- *            Ids are keys: any 64 bits, as a signed number on the wire. All of them must be in this
+ *            "embedding_bag_sqrtn:<table>" the sum over the root of their number
+ *            "embedding_bag_max:<table>"   the largest, element by element; the gradient goes to
+ * the first id that has it; an empty bag is zeros "embedding:<table>"           ids i64[m] -> f32[m
+ * x dim] Ids are keys: any 64 bits, as a signed number on the wire. All of them must be in this
  *            server's slots (BD_E_MOVED names the key): a client of several servers sends each its
- *            part of a bag and adds the sums. An absent key reads as its first value; forward
- *            creates nothing.
+ *            part of a bag and adds the sums (of mean, sqrtn and max: whole bags). An absent key
+ *            reads as its first value; forward creates nothing.
  * Gradients: summed per key in the context. Step gives all tables of the context to the journal as
  *            one push of (client, context number), so they are applied once, by the table's
  *            optimiser, whatever is repeated, and also when this process dies before it has

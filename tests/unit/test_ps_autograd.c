@@ -258,6 +258,43 @@ static void pooled_rows_are_the_lookup_s(void **state)
     stop(&w);
 }
 
+/* sqrtn: over the root of the ids. max: the first id that has it gets the gradient, others zeros.
+ */
+static void sqrtn_and_max_are_the_client_s(void **state)
+{
+    (void)state;
+    world w;
+    bd_err err = BD_ERR_INIT;
+    rpc_ag_result root, most;
+    rpc_ag_grads held = {0};
+    float a[DIM], b[DIM];
+    const int64_t ids[] = {5, 9, 9, 5}, offsets[] = {0, 4}; /* four ids, none */
+    start(&w, 1, 0);
+    row_of(&w, 0, 5, a);
+    row_of(&w, 0, 9, b);
+    rpc_ag_ctx *ctx = begin(&w);
+    must(call(&w, ctx, 0, "embedding_bag_sqrtn:user", ids, 4, offsets, 2, &root, &err), &err);
+    must(call(&w, ctx, 0, "embedding_bag_max:user", ids, 4, offsets, 2, &most, &err), &err);
+    must(backward(&root, 3, NULL, &err), &err);
+    must(backward(&most, 3, NULL, &err), &err);
+    must(rpc_ag_gradients(ctx, w.peer[0], NULL, &held, &err), &err);
+    assert_true(held.n == 2 && held.items[0].n_rows == 2 && held.items[1].n_rows == 2);
+    size_t s = strcmp(held.items[0].module, "embedding_bag_sqrtn:user") == 0 ? 0 : 1;
+    const float *gs = held.items[s].values, *gm = held.items[1 - s].values;
+    for (size_t d = 0; d < DIM; d++) {
+        assert_true(rpc_tensor_f32(&root.out[0])[d] == (a[d] + b[d] + b[d] + a[d]) / 2);
+        assert_true(rpc_tensor_f32(&most.out[0])[d] == fmaxf(a[d], b[d]));
+        assert_true(rpc_tensor_f32(&most.out[0])[DIM + d] == 0);
+        assert_true(gs[d] == 3 && gs[DIM + d] == 3); /* twice 3 / 2 */
+        assert_true(gm[d] == (a[d] >= b[d] ? 3.0f : 0.0f) && gm[DIM + d] == 3 - gm[d]);
+    }
+    rpc_ag_grads_free(&held);
+    rpc_ag_result_free(&root);
+    rpc_ag_result_free(&most);
+    must(rpc_ag_end(ctx, &err), &err);
+    stop(&w);
+}
+
 /* Two tables, two kinds of module of one table, two backwards: one gradient a key, applied once. */
 static void gradients_sum_in_the_context_and_step_once(void **state)
 {
@@ -558,6 +595,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pooled_rows_are_the_lookup_s),
+        cmocka_unit_test(sqrtn_and_max_are_the_client_s),
         cmocka_unit_test(gradients_sum_in_the_context_and_step_once),
         cmocka_unit_test(one_message_does_backward_step_and_cleanup),
         cmocka_unit_test(a_step_counts_once_over_a_restart),
