@@ -208,6 +208,7 @@ static void close_step(ps_shard *s, ps_op *op)
     ps_part_free_list(op->batch.parts);
     bd_free(op);
     ps_shard_run_effects(s, &fx);
+    ps_safety_tell_broken(s);
     wait_for_room(s);
 }
 
@@ -332,13 +333,9 @@ static void sync_pushes(ps_shard *s)
     if (rc == BD_OK) {
         (void)atomic_fetch_add(&s->group_syncs, 1);
     } else {
-        ps_journal_break(s->journal);
         (void)atomic_fetch_add(&s->disk_errors, 1);
-        BD_LOG(
-            ERROR,
-            "the journal cannot be synced: check the disk and start the server again; pushes are "
-            "refused until then",
-            "error", bd_err_text(&err));
+        BD_LOG(ERROR, "the journal cannot be synced: pushes are refused until the next start",
+               "error", bd_err_text(&err));
     }
     ps_op *op = s->unsynced;
     s->unsynced = NULL;
@@ -349,6 +346,7 @@ static void sync_pushes(ps_shard *s)
         op->err = err;
         end_push(s, op, rc);
     }
+    ps_safety_tell_broken(s);
 }
 
 static void push_async(ps_shard *s, ps_op *op)

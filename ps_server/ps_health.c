@@ -13,6 +13,7 @@ struct ps_health {
     rpc_server *port; /* owned */
     pthread_mutex_t lock;
     bool ready, draining;    /* under lock */
+    char failed[256];        /* under lock; "": it has not */
     rpc_server *main_server; /* borrowed; under lock */
 };
 
@@ -20,7 +21,7 @@ struct ps_health {
  * other on their way out. */
 static void publish_locked(ps_health *h)
 {
-    bool serving = h->ready && !h->draining;
+    bool serving = h->ready && !h->draining && h->failed[0] == '\0';
     bd_metric_set(&ps_metric_ready, serving ? 1 : 0);
     bd_metric_set(&ps_metric_draining, h->draining ? 1 : 0);
     if (h->port != NULL) {
@@ -103,6 +104,20 @@ void ps_health_set_draining(ps_health *h, bool draining)
     }
 }
 
+void ps_health_set_failed(ps_health *h, const char *why)
+{
+    (void)pthread_mutex_lock(&h->lock);
+    bool first = h->failed[0] == '\0';
+    if (first) {
+        (void)snprintf(h->failed, sizeof h->failed, "failed: %s", why);
+        publish_locked(h);
+    }
+    (void)pthread_mutex_unlock(&h->lock);
+    if (first) {
+        BD_LOG(ERROR, "not ready any more: check the disk and start the server again", "why", why);
+    }
+}
+
 bool ps_health_is_draining(ps_health *h)
 {
     (void)pthread_mutex_lock(&h->lock);
@@ -115,13 +130,16 @@ bool ps_health_is_serving(void *health, char *reason, size_t n_reason)
 {
     ps_health *h = health;
     (void)pthread_mutex_lock(&h->lock);
-    bool ready = h->ready, draining = h->draining;
-    (void)pthread_mutex_unlock(&h->lock);
-    if (ready && !draining) {
-        return true;
+    bool ready = h->ready, failed = h->failed[0] != '\0';
+    bool serving = ready && !h->draining && !failed;
+    if (!serving) {
+        (void)snprintf(reason, n_reason, "%s",
+                       ready && failed ? h->failed
+                       : h->draining   ? "draining"
+                                       : "starting or stopping");
     }
-    (void)snprintf(reason, n_reason, "%s", draining ? "draining" : "starting or stopping");
-    return false;
+    (void)pthread_mutex_unlock(&h->lock);
+    return serving;
 }
 
 void ps_health_free(ps_health *h)

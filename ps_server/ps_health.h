@@ -5,9 +5,9 @@
  *            probes are answered while a journal is replayed and while every handler is busy.
  * Port:      plain text, grpc.health.v1 alone. Services: "liveness" (SERVING while the process
  *            answers at all, during replay and drain too), "readiness" and "" (see below).
- * Readiness: SERVING when the rows are loaded, the coordinator knows the address, and nobody has
- *            asked to drain or to stop. A drain lasts until undrain or the end of the process: a
- *            restarted server is never drained.
+ * Readiness: SERVING when the rows are loaded, the coordinator knows the address, the journal can
+ *            be written, and nobody has asked to drain or to stop. A drain lasts until undrain or
+ * the end of the process: a restarted server is never drained.
  */
 #ifndef PS_HEALTH_H
 #define PS_HEALTH_H
@@ -25,8 +25,10 @@ int ps_health_port(const ps_health *h);
 void ps_health_follow(ps_health *h, rpc_server *main_server);
 void ps_health_set_ready(ps_health *h, bool ready);
 void ps_health_set_draining(ps_health *h, bool draining);
+/* Not ready until the end of the process; the first `why` is kept. */
+void ps_health_set_failed(ps_health *h, const char *why);
 bool ps_health_is_draining(ps_health *h);
-/* Ready and not draining; else `reason` says why not. Fits bd_http_health. */
+/* Ready, not draining and not failed; else `reason` says why not. Fits bd_http_health. */
 bool ps_health_is_serving(void *h, char *reason, size_t n_reason);
 /* Ends the port. NULL is fine. */
 void ps_health_free(ps_health *h);

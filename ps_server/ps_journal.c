@@ -49,28 +49,28 @@ static void add_facts(rocksdb_writebatch_t *b, const ps_fact *facts, size_t n)
     }
 }
 
-bool ps_journal_is_broken(ps_journal *j)
+bool ps_journal_is_broken(ps_journal *j, bd_err *err)
 {
     (void)pthread_mutex_lock(&j->lock);
     bool broken = j->is_broken;
+    if (broken) {
+        (void)bd_err_set(err, BD_E_IO,
+                         "a sync of the journal failed (%.300s), so nobody knows what is on the "
+                         "disk: check it and start the server again",
+                         bd_err_text(&j->broken));
+    }
     (void)pthread_mutex_unlock(&j->lock);
     return broken;
 }
 
-static bd_status refuse_broken(ps_journal *j, bd_err *err)
-{
-    return bd_err_set(
-        err, BD_E_IO,
-        "write %s: an earlier sync failed, so nobody knows what is on the disk: check "
-        "it and start the server again",
-        j->rocks.path);
-}
-
 /* After a failed sync the kernel may have dropped what it could not write: what was written before
  * is not safe, and trying again would not tell. */
-void ps_journal_break(ps_journal *j)
+static void set_broken(ps_journal *j, const bd_err *why)
 {
     (void)pthread_mutex_lock(&j->lock);
+    if (!j->is_broken) {
+        (void)bd_err_set(&j->broken, BD_E_IO, "%s", bd_err_text(why));
+    }
     j->is_broken = true;
     (void)pthread_mutex_unlock(&j->lock);
 }
@@ -84,8 +84,8 @@ bool ps_journal_has_damage(const ps_journal *j)
 static bd_status write_batch(ps_journal *j, rocksdb_writebatch_t *b, bool sync, bd_err *err)
 {
     char *text = NULL;
-    if (ps_journal_is_broken(j)) {
-        return refuse_broken(j, err);
+    if (ps_journal_is_broken(j, err)) {
+        return BD_E_IO;
     }
     bd_status rc = ps_journal_begin_write(j, err);
     if (rc != BD_OK) {
@@ -348,8 +348,8 @@ bd_status ps_journal_append(ps_journal *j, const ps_record *rec, const ps_fact *
                             size_t n_facts, bool sync, bd_err *err)
 {
     ps_facts_item *copies = NULL;
-    if (ps_journal_is_broken(j)) {
-        return refuse_broken(j, err);
+    if (ps_journal_is_broken(j, err)) {
+        return BD_E_IO;
     }
     if (bd_fault_hit("ps.journal.append.before")) {
         return bd_err_set(err, BD_E_IO, "write %s: fault point", j->rocks.path);
@@ -392,8 +392,8 @@ static bd_status sync_db(ps_journal *j, bd_err *err)
 
 bd_status ps_journal_sync(ps_journal *j, bd_err *err)
 {
-    if (ps_journal_is_broken(j)) {
-        return refuse_broken(j, err);
+    if (ps_journal_is_broken(j, err)) {
+        return BD_E_IO;
     }
     (void)pthread_mutex_lock(&j->lock);
     uint64_t head = j->head;
@@ -405,7 +405,7 @@ bd_status ps_journal_sync(ps_journal *j, bd_err *err)
         rc = sync_db(j, err);
     }
     if (rc != BD_OK) {
-        ps_journal_break(j);
+        set_broken(j, err);
         return rc;
     }
     (void)pthread_mutex_lock(&j->lock);

@@ -45,10 +45,9 @@ ps_seqno ps_journal_next(ps_journal *j);
 ps_seqno ps_journal_skip(ps_journal *j);
 /* Salvage gave something up. */
 bool ps_journal_has_damage(const ps_journal *j);
-/* What was applied is not known to be safe: ends all writing, as a failed sync does. */
-void ps_journal_break(ps_journal *j);
-/* A sync failed: no append, put or sync will succeed until the next start. Any thread. */
-bool ps_journal_is_broken(ps_journal *j);
+/* A sync failed: no append, put or sync will succeed until the next start. err (may be NULL) then
+ * gets BD_E_IO and what failed first. Any thread. */
+bool ps_journal_is_broken(ps_journal *j, bd_err *err);
 
 /* Can 4 MiB be written beside this path? BD_E_IO says why not. The file is removed again. */
 bd_status ps_disk_probe(const char *beside, bd_err *err) BD_MUST_CHECK;

@@ -39,6 +39,7 @@ struct ps_journal {
     size_t bytes;    /* under lock: sum over kept */
     ps_mark mark;    /* under lock */
     bool is_broken;  /* under lock: a sync failed; nothing is taken until the next start */
+    bd_err broken;   /* under lock: what the first failure said */
     bool has_damage; /* salvage: the end was cut off */
 };
 

@@ -77,13 +77,26 @@ bd_status ps_safety_append(ps_shard *s, ps_record *rec, const ps_fact *facts, si
     rec->seq = ps_journal_next(s->journal); /* a fact may have taken the one before */
     logged.seq = rec->seq;
     if (!all && logged.n_sections == 0) { /* the facts follow with the orderly stop */
-        if (ps_journal_is_broken(s->journal)) {
-            return bd_err_set(err, BD_E_IO, "the journal is broken: start the server again");
+        if (ps_journal_is_broken(s->journal, err)) {
+            return BD_E_IO;
         }
         (void)ps_journal_skip(s->journal);
         return BD_OK;
     }
     return ps_journal_append(s->journal, &logged, facts, n_facts, sync, err);
+}
+
+void ps_safety_tell_broken(ps_shard *s)
+{
+    ps_effects fx = {0};
+    bd_err err;
+    if (!ps_journal_is_broken(s->journal, &err)) {
+        return;
+    }
+    (void)pthread_mutex_lock(&s->core_lock);
+    ps_step_set_broken(s->core, &err, &fx);
+    (void)pthread_mutex_unlock(&s->core_lock);
+    ps_shard_run_effects(s, &fx);
 }
 
 /* ---- start ---- */

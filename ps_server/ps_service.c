@@ -300,6 +300,15 @@ static ps_call *next_call(ps_service *v, bool *quit)
     return c;
 }
 
+/* A server that takes no pushes any more is not ready: somebody has to look after it. */
+static void tell_health(ps_service *v)
+{
+    bd_err why;
+    if (v->health != NULL && ps_shard_is_broken(v->shard, &why)) {
+        ps_health_set_failed(v->health, bd_err_text(&why));
+    }
+}
+
 static void *answer_main(void *service)
 {
     ps_service *v = service;
@@ -320,6 +329,7 @@ static void *answer_main(void *service)
                 ps_autograd_sweep(atomic_load(&v->autograd));
             }
             ps_metrics_update(v->shard);
+            tell_health(v);
         }
     }
 }

@@ -578,6 +578,12 @@ void ps_shard_sweep(ps_shard *s, bool (*is_dead)(const ps_waiter *w))
     ps_step_expire(s->core, bd_mono_ns() / BD_NS_PER_MS - s->bound_wait_ms, &fx);
     (void)pthread_mutex_unlock(&s->core_lock);
     ps_shard_run_effects(s, &fx);
+    ps_safety_tell_broken(s); /* whoever found out: also the keeper syncs */
+}
+
+bool ps_shard_is_broken(ps_shard *s, bd_err *err)
+{
+    return ps_journal_is_broken(s->journal, err);
 }
 
 void ps_op_finish(ps_op *op, bd_status rc)
@@ -681,10 +687,8 @@ static void push(ps_shard *s, ps_op *op)
     if (rc == BD_OK && s->stopping) {
         rc = bd_err_set(&op->err, BD_E_UNAVAILABLE, "the server is stopping");
     }
-    if (rc == BD_OK && ps_journal_is_broken(s->journal)) { /* also what may look like a repeat */
-        rc = bd_err_set(&op->err, BD_E_IO,
-                        "pushes are refused since a sync of the journal failed: check the disk and "
-                        "start the server again");
+    if (rc == BD_OK && ps_journal_is_broken(s->journal, &op->err)) { /* repeats as well */
+        rc = BD_E_IO;
     }
     if (rc == BD_OK && ps_step_job(s->core)->consistency == PS_SYNC) {
         rc = refuse_bags(op->part, &op->err);

@@ -84,9 +84,12 @@ ps_fetch_pool *ps_shard_fetch_pool(ps_shard *s);
 /* ---- sync protocol ---- */
 void ps_shard_decide(ps_shard *s, ps_waiter *w);
 void ps_shard_lookup(ps_shard *s, ps_waiter *w);
-/* Answers the parked waiters that is_dead says are gone, and lookups of a bounded job that wait for
- * a rank which has said nothing for bound_wait. */
+/* Answers the parked waiters that is_dead says are gone, lookups of a bounded job that wait for a
+ * rank which has said nothing for bound_wait, and everyone parked on a broken shard. */
 void ps_shard_sweep(ps_shard *s, bool (*is_dead)(const ps_waiter *w));
+/* A sync of the journal failed: until the next start nothing is written, and what would have to
+ * wait for a write is refused with BD_E_IO. err (may be NULL) says why. */
+bool ps_shard_is_broken(ps_shard *s, bd_err *err);
 
 /* ---- work that changes something ---- */
 typedef enum ps_op_kind {

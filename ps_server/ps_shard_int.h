@@ -153,6 +153,8 @@ bd_status ps_safety_load(ps_shard *s, bd_err *err) BD_MUST_CHECK;
  * ps_safety_sync). On failure nothing is written. Commit thread. */
 bd_status ps_safety_append(ps_shard *s, ps_record *rec, const ps_fact *facts, size_t n_facts,
                            bool sync, bd_err *err) BD_MUST_CHECK;
+/* After a failed sync of the journal: answers those who wait for a step (ps_step_set_broken). */
+void ps_safety_tell_broken(ps_shard *s);
 /* Some table of the record has durability sync. */
 bool ps_safety_wants_sync(const ps_shard *s, const ps_record *rec);
 /* At open: the progress of the open job's ranks (bounded). */

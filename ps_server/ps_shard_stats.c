@@ -47,7 +47,7 @@ void ps_shard_get_stats(ps_shard *s, ps_shard_stats *out)
     out->generation = ps_journal_next(s->journal).generation;
     out->replayed_records = s->replayed_records;
     out->recovery_s = (double)s->recovery_ns / (double)BD_NS_PER_S;
-    out->read_only = ps_journal_is_broken(s->journal);
+    out->read_only = ps_journal_is_broken(s->journal, NULL);
 }
 
 void ps_shard_note_contexts(ps_shard *s, uint64_t contexts, uint64_t clients_expired)

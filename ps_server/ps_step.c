@@ -35,6 +35,8 @@ struct ps_step {
     size_t n_parked;
     bool is_lost;
     bd_err lost;
+    bool is_broken; /* for good */
+    bd_err broken;
     ps_bound bound;
 };
 
@@ -241,6 +243,29 @@ bd_status ps_step_open(ps_step *s, const ps_job *job, int64_t now_ms, ps_effects
     s->closing = false;
     s->job = *job;
     return BD_OK;
+}
+
+void ps_step_set_broken(ps_step *s, const bd_err *err, ps_effects *fx)
+{
+    uint64_t next = s->job.last_step + 1;
+    s->is_broken = true;
+    s->broken = *err;
+    for (uint64_t step = next; step < next + PS_STEP_WINDOW; step++) {
+        if (step != next || !s->closing) {
+            finish_all(s, &step_at(s, step)->waiters, err->code, err, fx);
+        }
+    }
+    finish_all(s, &s->lookups, err->code, err, fx);
+}
+
+/* Would have to wait for what will not come. */
+static bool refuse_broken(ps_step *s, ps_waiter *w, ps_effects *fx)
+{
+    if (s->is_broken) {
+        w->err = s->broken;
+        finish(s, w, w->err.code, fx);
+    }
+    return s->is_broken;
 }
 
 /* ---- closing ---- */
@@ -485,6 +510,9 @@ void ps_step_decide(ps_step *s, ps_waiter *w, ps_effects *fx)
         decide_late(s, w, fx);
         return;
     }
+    if (refuse_broken(s, w, fx)) {
+        return;
+    }
     open_step *o = step_at(s, w->step);
     bool closing = s->closing && w->step == s->job.last_step + 1;
     if (w->kind == PS_WAIT_ABORT) {
@@ -531,6 +559,9 @@ void ps_step_lookup(ps_step *s, ps_waiter *w, ps_effects *fx)
     }
     if (w->step <= s->job.last_step || s->job.consistency == PS_ASYNC) {
         finish(s, w, BD_OK, fx);
+        return;
+    }
+    if (refuse_broken(s, w, fx)) {
         return;
     }
     open_step *o = step_at(s, w->step);

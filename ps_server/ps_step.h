@@ -93,6 +93,11 @@ size_t ps_step_parked(const ps_step *s);
 void ps_step_set_lost(ps_step *s, const char *why);
 bool ps_step_is_lost(const ps_step *s, bd_err *err);
 
+/* Nothing will be applied any more (the journal cannot be written until the next start): everyone
+ * parked is answered with err, and so is from now on who would have to wait. Steps that are closed
+ * are read and confirmed as before. Those of a batch that is out are answered by ps_step_closed. */
+void ps_step_set_broken(ps_step *s, const bd_err *err, ps_effects *fx);
+
 /* BD_OK when a request of this epoch may be served, else BD_E_LOST, BD_E_FENCED or BD_E_STATE. */
 bd_status ps_step_check_epoch(const ps_step *s, uint64_t epoch, bd_err *err);
 

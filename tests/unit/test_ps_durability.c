@@ -8,6 +8,7 @@
 #include "tests/util/tu_shard.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -26,6 +27,13 @@ static char dir[64];
 
 static const ps_job sync_job = {.epoch = 1, .world = TU_SHARD_WORLD, .consistency = PS_SYNC};
 static const ps_job async_job = {.epoch = 1, .world = TU_SHARD_WORLD, .consistency = PS_ASYNC};
+
+/* For a sweep that takes nobody. */
+static bool is_alive(const ps_waiter *w)
+{
+    (void)w;
+    return false;
+}
 
 static int make_dir(void **state)
 {
@@ -204,6 +212,86 @@ static void a_failed_sync_ends_writing(void **state)
     tu_shard_close(s);
 }
 
+/* A lookup that waits, beside the calls of the main thread. */
+typedef struct look {
+    ps_waiter w;
+    pthread_mutex_t lock;
+    pthread_cond_t done;
+    bool is_done; /* under lock */
+} look;
+
+static void on_look(ps_waiter *w)
+{
+    look *l = (look *)(void *)w;
+    (void)pthread_mutex_lock(&l->lock);
+    l->is_done = true;
+    (void)pthread_cond_signal(&l->done);
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+static void start_look(look *l, ps_shard *s, uint64_t after_step)
+{
+    *l = (look){
+        .w = {.kind = PS_WAIT_LOOKUP, .job_epoch = 1, .step = after_step, .finish = on_look}};
+    (void)pthread_mutex_init(&l->lock, NULL);
+    (void)pthread_cond_init(&l->done, NULL);
+    ps_shard_lookup(s, &l->w);
+}
+
+static bd_status end_look(look *l)
+{
+    (void)pthread_mutex_lock(&l->lock);
+    while (!l->is_done) {
+        (void)pthread_cond_wait(&l->done, &l->lock);
+    }
+    (void)pthread_mutex_unlock(&l->lock);
+    (void)pthread_cond_destroy(&l->done);
+    (void)pthread_mutex_destroy(&l->lock);
+    return l->w.rc;
+}
+
+/* Lookups that wait for a step are told as well, whoever found out that the journal is broken: the
+ * commit thread (a step of a sync table, an async push) or the keeper. */
+static void a_failed_sync_leaves_nobody_waiting(void **state)
+{
+    (void)state;
+    enum { COMMIT, KEEPER, N_WHO };
+    for (int who = 0; who < N_WHO; who++) {
+        bd_err err;
+        look waits, late, past;
+        ps_op flush = {.kind = PS_OP_FLUSH};
+        ps_shard *s = tu_shard_must_open(dir);
+        uint32_t t = tu_table(s, "t", who == COMMIT ? PS_DURABILITY_SYNC : PS_DURABILITY_JOURNAL);
+        tu_must(tu_open_job(s, &sync_job, "", &err), &err);
+        tu_train(s, t, 0, 1, 1);
+        tu_must(tu_push_sync(s, t, 0, 2, 0, &err), &err);
+        tu_must(tu_push_sync(s, t, 0, 2, 1, &err), &err);
+        start_look(&waits, s, 2);
+        assert_int_equal(tu_stats(s).parked, 1);
+        assert_true(bd_fault_arm("ps.journal.sync", "fail", 0));
+        if (who == COMMIT) {
+            assert_int_equal(tu_decide(s, 1, 2, PS_WAIT_COMMIT, &err), BD_E_IO);
+        } else {
+            assert_int_equal(tu_call(s, &flush), BD_E_IO);
+            ps_shard_sweep(s, is_alive); /* what the service does twice a second */
+            assert_int_equal(tu_decide(s, 1, 2, PS_WAIT_COMMIT, &err), BD_E_IO);
+        }
+        assert_int_equal(end_look(&waits), BD_E_IO);
+        assert_non_null(strstr(bd_err_text(&waits.w.err), "fault point"));
+        start_look(&late, s, 2);
+        assert_int_equal(end_look(&late), BD_E_IO);
+        start_look(&past, s, 1); /* reads go on */
+        assert_int_equal(end_look(&past), BD_OK);
+        assert_int_equal(tu_stats(s).parked, 0);
+        assert_true(ps_shard_is_broken(s, &err));
+        assert_non_null(strstr(bd_err_text(&err), "fault point"));
+        assert_int_not_equal(ps_shard_stop(s, &err), BD_OK);
+        ps_shard_close(s);
+        bd_fault_disarm_all();
+        tu_dir_clear(dir);
+    }
+}
+
 /* ---- damage ---- */
 /* The newest file of the folder whose name ends so. */
 struct pick {
@@ -333,6 +421,7 @@ int main(int argc, char **argv)
                                         drop_dir),
         cmocka_unit_test_setup_teardown(waiting_pushes_share_a_sync, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(a_failed_sync_ends_writing, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(a_failed_sync_leaves_nobody_waiting, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(damage_is_an_error_with_a_way_out, make_dir, drop_dir),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 /* What probes see of a server: alive from the start, ready only while it can work. */
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/mem.h"
 
 #include "proto/px_pack.h"
@@ -105,6 +106,10 @@ static void readiness_is_ready_and_not_draining(void **state)
     assert_int_equal(ps_health_port(h), 0);
     ps_health_set_ready(h, true);
     assert_true(ps_health_is_serving(h, why, sizeof why));
+    ps_health_set_failed(h, "the disk");
+    ps_health_set_failed(h, "later");
+    assert_false(ps_health_is_serving(h, why, sizeof why));
+    assert_string_equal(why, "failed: the disk");
     ps_health_free(h);
 }
 
@@ -257,12 +262,42 @@ static void drain_refuses_new_jobs_until_undrain(void **state)
     assert_int_equal(ps_dir_remove(dir, &err), BD_OK);
 }
 
+/* A journal that cannot be synced: not ready any more, by its own, and alive. */
+static void a_server_whose_journal_failed_is_not_ready(void **state)
+{
+    char dir[] = "/tmp/test_ps_health.XXXXXX", health[64];
+    int port = free_port();
+    start st = {.opt = base_options};
+    bd_err err = BD_ERR_INIT;
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    (void)snprintf(health, sizeof health, "127.0.0.1:%d", port);
+    st.opt.servers = 1;
+    st.opt.data_dir = dir;
+    st.opt.health_listen = health;
+    (void)start_main(&st);
+    assert_int_equal(st.rc, BD_OK);
+    int main_port = (int)strtol(strrchr(ps_server_address(st.server), ':') + 1, NULL, 10);
+    assert_int_equal(probe(port, "readiness"), SERVING);
+    assert_true(bd_fault_arm("ps.journal.sync", "fail", 0));
+    assert_int_equal(open_job(main_port, 1, &err), BD_E_IO);
+    await(port, "readiness", NOT_SERVING);
+    await(main_port, "", NOT_SERVING);
+    assert_int_equal(probe(port, "liveness"), SERVING);
+    assert_int_equal(open_job(main_port, 2, &err), BD_E_IO);
+    assert_non_null(strstr(bd_err_text(&err), "fault point"));
+    assert_int_equal(ps_server_stop(st.server, &err), BD_E_IO);
+    bd_fault_disarm_all();
+    assert_int_equal(ps_dir_remove(dir, &err), BD_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(readiness_is_ready_and_not_draining),
         cmocka_unit_test(a_server_that_waits_is_alive_and_not_ready),
         cmocka_unit_test(drain_refuses_new_jobs_until_undrain),
+        cmocka_unit_test(a_server_whose_journal_failed_is_not_ready),
     };
     return cmocka_run_group_tests(tests, set_up_env, tear_down_env);
 }

@@ -342,6 +342,57 @@ static void a_failed_journal_asks_again(void **state)
     ps_step_free(s);
 }
 
+/* Whoever waits for what will not come is told so; what is closed stays as it is. */
+static void a_broken_journal_lets_nobody_wait(void **state)
+{
+    (void)state;
+    ps_job job = job_of(2);
+    ps_step *s = ps_step_new(&job, 1000, 0);
+    ps_effects fx = {0};
+    bool dup;
+    bd_err err, disk;
+    (void)bd_err_set(&disk, BD_E_IO, "sync: no disk");
+    for (uint64_t step = 1; step <= 2; step++) {
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            assert_int_equal(push(s, part_of(step, rank, 0, 1), &dup, &fx, &err), BD_OK);
+        }
+    }
+    assert_int_equal(push(s, part_of(3, 0, 0, 1), &dup, &fx, &err), BD_OK);
+    ps_waiter one = waiter_of(PS_WAIT_COMMIT, 1, 0), two = waiter_of(PS_WAIT_COMMIT, 2, 0);
+    ps_step_decide(s, &one, &fx);
+    close_batch(s, &fx, 1, 2, 1);
+    fx = (ps_effects){0};
+    ps_step_decide(s, &two, &fx);
+    assert_true(fx.close); /* the batch is out */
+    ps_part_free_list(fx.batch.parts);
+    fx = (ps_effects){0};
+    ps_waiter three = waiter_of(PS_WAIT_COMMIT, 3, 0), look = waiter_of(PS_WAIT_LOOKUP, 2, 1);
+    ps_step_decide(s, &three, &fx); /* waits for the other rank */
+    ps_step_lookup(s, &look, &fx);
+    assert_null(fx.done);
+    ps_step_set_broken(s, &disk, &fx);
+    assert_ptr_equal(fx.done, &three);
+    assert_ptr_equal(three.next, &look);
+    assert_null(look.next);
+    assert_true(three.rc == BD_E_IO && look.rc == BD_E_IO);
+    assert_string_equal(bd_err_text(&look.err), "sync: no disk");
+    fx = (ps_effects){0};
+    ps_step_closed(s, BD_E_IO, &disk, &fx);
+    assert_ptr_equal(fx.done, &two);
+    assert_int_equal(two.rc, BD_E_IO);
+    assert_int_equal(ps_step_parked(s), 0);
+    fx = (ps_effects){0};
+    ps_step_lookup(s, &look, &fx);
+    ps_step_decide(s, &three, &fx);
+    assert_true(look.rc == BD_E_IO && three.rc == BD_E_IO);
+    ps_waiter past = waiter_of(PS_WAIT_LOOKUP, 1, 0);
+    ps_step_lookup(s, &past, &fx);
+    ps_step_decide(s, &one, &fx);
+    assert_true(past.rc == BD_OK && one.rc == BD_OK && one.duplicate);
+    assert_int_equal(ps_step_parked(s), 0);
+    ps_step_free(s);
+}
+
 static void staging_survives_every_allocation_failure(void **state)
 {
     (void)state;
@@ -373,6 +424,7 @@ int main(void)
         cmocka_unit_test(limits_are_named),
         cmocka_unit_test(random_orders_close_each_step_once),
         cmocka_unit_test(a_failed_journal_asks_again),
+        cmocka_unit_test(a_broken_journal_lets_nobody_wait),
         cmocka_unit_test(staging_survives_every_allocation_failure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
