@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# The launcher against stand-ins for its children: order, restarts, root causes, signals, orphans.
+# The launcher against stand-ins for its children: order, restarts, root causes, signals, orphans. A stand-in
+# waits for what it needs (a file, a signal), never for time; one that should be stopped runs `hold` for good, so
+# that a launcher that does not stop it is ended by LIMIT_S and has another exit code.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need braid
@@ -46,34 +48,34 @@ check "says so" err_says "^error: runs/t: no run to resume"
 
 # A worker that fails: one block, its code, everybody stopped.
 fresh
-FAKE_WORKER_1='echo "error: x.tsv:3:5: not a number: \"a\"" >&2; exit 3' FAKE_WORKER_0='sleep 20 & wait' braid run job.yaml
+FAKE_WORKER_1='echo "error: x.tsv:3:5: not a number: \"a\"" >&2; exit 3' FAKE_WORKER_0=hold braid run job.yaml
 check "the code is the worker's" exits 3
 check "the first line says it all" err_says '^error: worker-1 exit code 3 \(bad input data\): x.tsv:3:5: not a number: "a"'
 check "role, rank, host" err_says "^  role     worker, rank 1, process [0-9]+ on ."
 check "log" err_says "^  log      runs/t/.*/worker-1.log"
 check "no result on stdout" test ! -s "$out"
-check "soon" within 8
 check "servers stopped in order" test -f "$run/ps-0/stopped"
 
-# The echo of a lost peer is not the cause.
+# The echo of a lost peer is not the cause. Worker 1 dies when the launcher asks it to stop, so after the launcher
+# has seen worker 0 end.
 fresh
-FAKE_WORKER_0='until [ -f "$run_dir/armed" ]; do sleep 0.05; done; echo "error: rank 1 lost" >&2; exit 4' \
-  FAKE_WORKER_1='trap "" TERM; touch "$run_dir/armed"; sleep 0.5; kill -9 $$' braid run job.yaml
+FAKE_WORKER_0='until_file "$run_dir/armed"; echo "error: rank 1 lost" >&2; exit 4' \
+  FAKE_WORKER_1='trap "kill -9 $$" TERM; touch "$run_dir/armed"; hold' braid run job.yaml
 check "the killed worker is the cause" exits 137
 check "with its signal" err_says "^error: worker-1 ended by signal 9"
 
-# A server that dies is started again where it was; a run with on_server_exit: fail ends.
+# A server that dies is started again where it was (workers run when all servers are ready, so its pid is there); a run with on_server_exit: fail ends.
 fresh
-FAKE_WORKER_0='sleep 0.2; kill -9 $(cat "$run_dir/ps-1/pid"); until [ "$(wc -l <"$run_dir/ps-1/started")" = 2 ]; do sleep 0.05; done' braid run job.yaml
+FAKE_WORKER_0='kill -9 $(cat "$run_dir/ps-1/pid"); until [ "$(wc -l <"$run_dir/ps-1/started")" = 2 ]; do sleep 0.05; done' braid run job.yaml
 check "the run goes on" exits 0
 check "the restart is told" err_says "^\[braid\] ps-1 ended unasked; starting it again in 200 ms"
 check "the port is the same" test "$(tail -1 "$run/ps-1/started")" = "127.0.0.1:40001 127.0.0.1:40000"
 fresh
-FAKE_CONFIG=${FAKE_CONFIG/restart/fail} FAKE_WORKER_0='sleep 0.2; kill -9 $(cat "$run_dir/ps-1/pid"); sleep 20 & wait' braid run job.yaml
+FAKE_CONFIG=${FAKE_CONFIG/restart/fail} FAKE_WORKER_0='kill -9 $(cat "$run_dir/ps-1/pid"); hold' braid run job.yaml
 check "policy fail ends the run" exits 137
 check "with the server as the cause" err_says "^error: ps-1 ended by signal 9"
 fresh
-FAKE_WORKER_0='sleep 20 & wait' FAKE_PS_1='[ "$(wc -l <"$data/started")" = 1 ] && (sleep 0.3; kill -9 $$) & [ "$(wc -l <"$data/started")" = 1 ] || exit 1' braid run job.yaml --max-restarts 2
+FAKE_WORKER_0=hold FAKE_PS_1='[ "$(wc -l <"$data/started")" = 1 ] || exit 1; (until_file "$data/../worker-0.pid"; kill -9 $$) &' braid run job.yaml --max-restarts 2
 check "restarts are bounded" err_says "^error: ps-1 exit code 1"
 check "and counted" err_says "^  restarts 2, ended again after the last allowed restart"
 
@@ -81,10 +83,9 @@ check "and counted" err_says "^  restarts 2, ended again after the last allowed 
 fresh
 FAKE_PS_0='echo "error: listen 127.0.0.1:1: address already in use" >&2; exit 1' braid run job.yaml
 check "its own error is passed on" err_says "^error: ps-0 exit code 1 \(failure\): listen 127.0.0.1:1: address already in use"
-check "at once" within 3
-FAKE_PS_1='sleep 20 & wait' braid run job.yaml --ready-timeout 500ms
+FAKE_PS_1=hold braid run job.yaml --ready-timeout 2500ms
 check "no READY is a lost peer" exits 4
-check "named" err_says "^error: ps-1 did not become ready within 0.5 s"
+check "named" err_says "^error: ps-1 did not become ready within 2.5 s"
 braid run job.yaml --worker-bin /no/such/program
 check "a missing program is a usage error" exits 2
 check "named too" err_says "^error: program /no/such/program: No such file"
@@ -98,16 +99,15 @@ check "a wrong flag names the right one" err_says 'workers'
 
 # Ctrl-C stops all in order; the second one kills.
 fresh
-FAKE_WORKER_0='sleep 30 & wait' FAKE_WORKER_1='sleep 30 & wait' braid_start run job.yaml
+FAKE_WORKER_0=hold FAKE_WORKER_1=hold braid_start run job.yaml
 check "starts" until_true 10 test -f "$run/worker-1.pid"
 kill -INT "$pid"
 braid_wait
 check "Ctrl-C gives 130" exits 130
 check "the servers stopped in order" test -f "$run/ps-1/stopped"
 fresh
-FAKE_WORKER_0='trap "" TERM; while :; do sleep 0.1; done' braid_start run job.yaml
-check "starts" until_true 10 test -f "$run/worker-0.pid"
-sleep 0.2
+FAKE_WORKER_0='trap "" TERM; touch "$run_dir/deaf"; hold' braid_start run job.yaml
+check "starts" until_true 10 test -f "$run/deaf"
 kill -INT "$pid"
 check "the first is heard" until_true 5 grep -q "signal 2: stopping" "$err"
 kill -INT "$pid"
@@ -117,7 +117,7 @@ check "the stubborn worker is gone" until_true 5 gone_file "$run/worker-0.pid"
 
 # No orphans, even when the launcher itself is killed; and nobody else may use its folder meanwhile.
 fresh
-FAKE_WORKER_0='sleep 30 & wait' FAKE_WORKER_1='sleep 30 & wait' braid_start run job.yaml --run-dir kept
+FAKE_WORKER_0=hold FAKE_WORKER_1=hold braid_start run job.yaml --run-dir kept
 run=$work/kept
 check "starts" until_true 10 test -f "$run/worker-1.pid"
 second=$work/second.txt

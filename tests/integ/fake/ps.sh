@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Stands in for braid-ps: says READY and waits to be stopped. FAKE_PS_<index> is run before READY.
+hold() { while :; do sleep 0.05; done; }                        # until a signal ends it
+until_file() { until [ -e "$1" ]; do sleep 0.05; done; }
 all=$*
 while [ $# -gt 0 ]; do
   case $1 in
@@ -21,6 +23,4 @@ eval "${!plan:-}"
 [ "$listen" = 127.0.0.1:0 ] && listen=127.0.0.1:4000$index
 echo "READY $listen" >&"$fd"
 echo "serving on $listen"
-while :; do
-  sleep 0.05
-done
+hold

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Stands in for braid-worker: prints FAKE_CONFIG, or runs FAKE_WORKER_<rank> (rank 0 ends with a
 # RESULT unless it exits before).
+hold() { while :; do sleep 0.05; done; }                        # until a signal ends it
+until_file() { until [ -e "$1" ]; do sleep 0.05; done; }
 args="$*"
 extra=
 while [ $# -gt 0 ]; do
