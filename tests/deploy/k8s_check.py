@@ -384,7 +384,14 @@ MISTAKES = [
      "no container"),
     ("JobSet", lambda d: _job(d)["template"]["spec"]["containers"][0]["env"].append(
         {"name": "BRAID_RESUM", "value": "auto"}), "BRAID_RESUM is no option"),
+    ("JobSet", lambda d: _any(d, "JobSet")["spec"]["replicatedJobs"][0].pop("name"), "name: is missing"),
+    ("JobSet", lambda d: _set(_any(d, "JobSet")["spec"]["replicatedJobs"][0], "replicas", "1"), "is not int"),
+    ("JobSet", lambda d: _set(_any(d, "JobSet")["spec"]["network"], "enableDNSHostname", True), "unknown field"),
+    ("ClusterTrainingRuntime", lambda d: _set(_any(d, "ClusterTrainingRuntime")["spec"]["mlPolicy"]["torch"],
+                                              "numProcPerNodes", 2), "unknown field"),
     ("TrainJob", lambda d: _set(_any(d, "TrainJob")["spec"], "runtime", {}), "unknown field"),
+    ("TrainJob", lambda d: _set(_any(d, "TrainJob")["spec"]["runtimeRef"], "kind", "Runtime"), "none of"),
+    ("TrainJob", lambda d: _set(_any(d, "TrainJob")["spec"]["trainer"], "env", [{"nam": "X"}]), "nam: unknown field"),
     ("TrainJob", lambda d: _set(_any(d, "TrainJob")["spec"]["trainer"], "numNodes", "2"), "is not int"),
 ]
 BY_KUBERNETES_SCHEMA = {"strategy", "replicas", "fsGroupChangePolicyX", "imagePullPolice", "ingres"}

@@ -1,54 +1,82 @@
 """Fields of the custom resources that deploy/k8s uses, for a strict check: a field that is not here is
-an error, a value of another type too. Written from the projects' API documents; only what Braid's
-manifests may use is in it.
+an error, a value of another type too. Those of JobSet and Kubeflow Trainer are the projects' own
+(crd/README.md); the others are written from the API documents, and hold only what Braid's manifests
+may use.
 
 A schema is a type (str, int, bool), a set of texts, [schema] for a list, a dict of fields, or one of
 the words below. A field name that begins with "!" is required. "#" in a dict: text -> that schema.
 """
+import json
+import os
+import re
 
 METADATA = {"!name": str, "namespace": str, "labels": {"#": str}, "annotations": {"#": str}}
+TEMPLATE_METADATA = {"labels": {"#": str}, "annotations": {"#": str}}
 SELECTOR = {"matchLabels": {"#": str},
             "matchExpressions": [{"!key": str, "!operator": {"In", "NotIn", "Exists", "DoesNotExist"}, "values": [str]}]}
 
 # Checked as a batch/v1 Job by the Kubernetes schemas.
 JOB_SPEC = "job spec"
 DURATION = "duration"
+ANY = "anything"
 
-JOBSET_SPEC = {
-    "!replicatedJobs": [{
-        "!name": str, "replicas": int, "groupName": str,
-        "dependsOn": [{"!name": str, "!status": {"Ready", "Complete"}}],
-        "!template": {"metadata": {"labels": {"#": str}, "annotations": {"#": str}}, "!spec": JOB_SPEC},
-    }],
-    "network": {"enableDNSHostnames": bool, "publishNotReadyAddresses": bool, "subdomain": str},
-    "successPolicy": {"!operator": {"All", "Any"}, "targetReplicatedJobs": [str]},
-    "failurePolicy": {
-        "maxRestarts": int, "restartStrategy": {"Recreate", "BlockingRecreate", "InPlaceRestart"},
-        "rules": [{"!name": str,
-                   "!action": {"FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"},
-                   "onJobFailureReasons": [{"BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes",
-                                            "MaxFailedIndexesExceeded", "PodFailurePolicy"}],
-                   "onJobFailureMessagePatterns": [str], "targetReplicatedJobs": [str]}],
-    },
-    "suspend": bool, "ttlSecondsAfterFinished": int,
-    "coordinator": {"!replicatedJob": str, "jobIndex": int, "podIndex": int},
+# Texts that a field may hold, by model and field: the vendored models say no more than str.
+VALUES = {
+    "JobsetV1alpha2DependsOn.status": {"Ready", "Complete"},
+    "JobsetV1alpha2FailurePolicy.restartStrategy": {"Recreate", "BlockingRecreate", "InPlaceRestart"},
+    "JobsetV1alpha2FailurePolicyRule.action": {"FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts",
+                                               "RestartJob", "RestartJobAndIgnoreMaxRestarts"},
+    "JobsetV1alpha2FailurePolicyRule.onJobFailureReasons": [
+        {"BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy"}],
+    "JobsetV1alpha2StartupPolicy.startupPolicyOrder": {"AnyOrder", "InOrder"},
+    "JobsetV1alpha2SuccessPolicy.operator": {"All", "Any"},
+    "TrainerV1alpha1RuntimeRef.apiGroup": {"trainer.kubeflow.org"},
+    "TrainerV1alpha1RuntimeRef.kind": {"ClusterTrainingRuntime", "TrainingRuntime"},
 }
+
+
+class Vendored:
+    """Schemas, in the form of this file, of the models in crd/kubeflow_trainer.json."""
+
+    def __init__(self):
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "crd", "kubeflow_trainer.json")
+        with open(path, encoding="utf-8") as f:
+            self.models = json.load(f)["models"]
+        unknown = [name for name in VALUES if not self.has(*name.split("."))]
+        if unknown:
+            raise KeyError(f"VALUES names fields that {path} has not: {unknown}")
+
+    def has(self, model, field):
+        return not {field, "!" + field}.isdisjoint(self.models.get(model, {}))
+
+    def of(self, t):
+        if isinstance(t, list):
+            return [self.of(t[1])] if t[0] == "list" else {"#": self.of(t[1])}
+        if t in ("str", "int", "bool"):
+            return {"str": str, "int": int, "bool": bool}[t]
+        if t == "IoK8sApiBatchV1JobTemplateSpec":
+            return {"metadata": TEMPLATE_METADATA, "!spec": JOB_SPEC}
+        if t == "IoK8sApimachineryPkgApisMetaV1ObjectMeta":
+            return TEMPLATE_METADATA
+        model = self.models[t] if t not in ("any", "float") else "any"
+        if model == "any":
+            return ANY
+        return {name: VALUES.get(f"{t}.{name.lstrip('!')}") or self.of(of) for name, of in model.items()}
+
+    def spec(self, root):
+        return self.of(self.models[root]["spec"])
+
+
+VENDORED = Vendored()
 
 ENDPOINT = {"!port": str, "path": str, "scheme": {"http", "https"}, "interval": DURATION, "scrapeTimeout": DURATION,
             "honorLabels": bool}
 
 SPECS = {
-    ("jobset.x-k8s.io/v1alpha2", "JobSet"): JOBSET_SPEC,
-    ("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime"): {
-        "!mlPolicy": {"numNodes": int, "torch": {}},
-        "!template": {"metadata": {"labels": {"#": str}}, "!spec": JOBSET_SPEC},
-    },
-    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): {
-        "!runtimeRef": {"apiGroup": {"trainer.kubeflow.org"}, "kind": {"ClusterTrainingRuntime", "TrainingRuntime"},
-                        "!name": str},
-        "trainer": {"numNodes": int, "image": str, "command": [str], "args": [str]},
-        "suspend": bool,
-    },
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): VENDORED.spec("JobsetV1alpha2JobSet"),
+    ("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime"):
+        VENDORED.spec("TrainerV1alpha1ClusterTrainingRuntime"),
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): VENDORED.spec("TrainerV1alpha1TrainJob"),
     ("monitoring.coreos.com/v1", "ServiceMonitor"): {
         "!selector": SELECTOR, "!endpoints": [ENDPOINT], "jobLabel": str, "namespaceSelector": {"matchNames": [str]},
     },
@@ -75,8 +103,9 @@ def check(value, schema, at, problems, job_specs):
     """Adds "path: what is wrong" to problems, and every Job spec that is met to job_specs."""
     if schema == JOB_SPEC:
         job_specs.append((at, value))
+    elif schema == ANY:
+        pass
     elif schema == DURATION:
-        import re
         if not isinstance(value, str) or not re.fullmatch(r"(\d+(ms|s|m|h|d))+", value):
             problems.append(f"{at}: {value!r} is not a duration")
     elif isinstance(schema, type):
