@@ -7,6 +7,8 @@
 #include "rpc/rpc_autograd.h"
 #include "rpc/rpc_mem.h"
 
+#include "tests/util/ag_modules.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,36 +33,10 @@ typedef struct world {
     rpc_mem_net *net;
     node trainer, a, b;
     rpc_channel *to_a, *a_to_b;
-    rpc_ag_peer *peer_a, *peer_b;
-    rpc_module *far;  /* on b */
-    rpc_module relay; /* on a, passes to b */
+    rpc_ag_peer *peer_a;
+    rpc_module *far; /* on b */
+    am_relay relay;  /* on a, passes to b */
 } world;
-
-static bd_status relay_forward(void *self, rpc_ag_ctx *ctx, const rpc_tensor *in, size_t n_in,
-                               rpc_tensor *out, size_t *n_out, void **saved, bd_err *err)
-{
-    world *w = self;
-    rpc_ag_result r = {.n_out = 0};
-    bd_status rc = rpc_ag_call(ctx, w->peer_b, "far", in, n_in, &r, err);
-    *out = r.out[0];
-    *n_out = r.n_out;
-    *saved = r.msg;
-    return rc;
-}
-
-static bd_status relay_backward(void *self, void *saved, const rpc_tensor *grad_out, size_t n_out,
-                                rpc_tensor *grad_in, size_t n_in, rpc_grad_sink *sink, bd_err *err)
-{
-    (void)self;
-    (void)sink;
-    return rpc_ag_backward(saved, grad_out, n_out, grad_in, n_in, NULL, err);
-}
-
-static void relay_saved_free(void *self, void *saved)
-{
-    (void)self;
-    (void)saved;
-}
 
 static void start_node(world *w, node *n, const char *name, uint64_t id, const char *address)
 {
@@ -80,26 +56,23 @@ static world *world_new(uint64_t seed)
 {
     world *w = bd_calloc(1, sizeof *w);
     bd_err err = BD_ERR_INIT;
+    rpc_ag_peer *peer_b = NULL;
     rpc_mem_options opt = {.seed = seed, .delay_min_ns = 1000, .delay_max_ns = BD_NS_PER_MS};
     rpc_linear_spec spec = {
         .name = "far", .n_in = N_IN, .n_out = N_OUT, .bias = true, .optim = {"adagrad", 0.1}};
     assert_int_equal(rpc_mem_net_new(&opt, &w->net, &err), BD_OK);
     assert_int_equal(rpc_linear_new(&spec, &w->far, &err), BD_OK);
     bd_rand_uniform(1, 1, 1, -1, 1, w->far->params[0].value, (size_t)N_IN * N_OUT);
-    w->relay = (rpc_module){.name = "relay",
-                            .self = w,
-                            .forward = relay_forward,
-                            .backward = relay_backward,
-                            .saved_free = relay_saved_free};
     start_node(w, &w->trainer, "trainer", 1, NULL);
     start_node(w, &w->a, "a", 10, ADDR_A);
     start_node(w, &w->b, "b", 11, ADDR_B);
-    assert_int_equal(rpc_ag_register(w->a.ag, &w->relay, &err), BD_OK);
     assert_int_equal(rpc_ag_register(w->b.ag, w->far, &err), BD_OK);
     assert_int_equal(rpc_channel_new(w->trainer.env, ADDR_A, NULL, &w->to_a, &err), BD_OK);
     assert_int_equal(rpc_channel_new(w->a.env, ADDR_B, NULL, &w->a_to_b, &err), BD_OK);
     assert_int_equal(rpc_ag_peer_new(w->trainer.ag, "a", w->to_a, &w->peer_a), BD_OK);
-    assert_int_equal(rpc_ag_peer_new(w->a.ag, "b", w->a_to_b, &w->peer_b), BD_OK);
+    assert_int_equal(rpc_ag_peer_new(w->a.ag, "b", w->a_to_b, &peer_b), BD_OK);
+    am_relay_init(&w->relay, "relay", peer_b, "far");
+    assert_int_equal(rpc_ag_register(w->a.ag, &w->relay.module, &err), BD_OK);
     return w;
 }
 

@@ -183,7 +183,7 @@ static void a_failure_on_one_node_fails_the_context_everywhere(void **state)
 {
     ap_world *w = *state;
     bd_err err = BD_ERR_INIT;
-    static const char text[] = "Error on node b: simulated failure in backward";
+    static const char text[] = "Error on node b: simulated error on backward pass";
     const float dx[2] = {31, 42};
     rpc_tensor x = ap_matrix(1, 2, ap_x11), y, gx = {0};
     rpc_ag_ctx *ctx = ap_begin(w);

@@ -11,62 +11,6 @@
 
 #include <cmocka.h>
 
-/* ---- modules for tests ---- */
-
-/* Passes its input to far_linear on node b, and its gradients back. */
-static bd_status relay_forward(void *self, rpc_ag_ctx *ctx, const rpc_tensor *in, size_t n_in,
-                               rpc_tensor *out, size_t *n_out, void **saved, bd_err *err)
-{
-    ap_world *w = self;
-    rpc_ag_result r = {.n_out = 0};
-    bd_status rc = rpc_ag_call(ctx, w->a_to_b, "far_linear", in, n_in, &r, err);
-    *out = r.out[0];
-    *n_out = r.n_out;
-    *saved = r.msg;
-    return rc;
-}
-
-static bd_status relay_backward(void *self, void *saved, const rpc_tensor *grad_out, size_t n_out,
-                                rpc_tensor *grad_in, size_t n_in, rpc_grad_sink *sink, bd_err *err)
-{
-    (void)self;
-    (void)sink;
-    return rpc_ag_backward(saved, grad_out, n_out, grad_in, n_in, NULL, err);
-}
-
-static void relay_saved_free(void *self, void *saved)
-{
-    (void)self;
-    (void)saved; /* the record belongs to the context */
-}
-
-static bd_status boom_forward(void *self, rpc_ag_ctx *ctx, const rpc_tensor *in, size_t n_in,
-                              rpc_tensor *out, size_t *n_out, void **saved, bd_err *err)
-{
-    (void)ctx;
-    (void)n_in;
-    (void)err;
-    *out = in[0];
-    bd_buf_ref(out->buf);
-    out->requires_grad = true;
-    *n_out = 1;
-    *saved = self;
-    return BD_OK;
-}
-
-static bd_status boom_backward(void *self, void *saved, const rpc_tensor *grad_out, size_t n_out,
-                               rpc_tensor *grad_in, size_t n_in, rpc_grad_sink *sink, bd_err *err)
-{
-    (void)self;
-    (void)saved;
-    (void)grad_out;
-    (void)n_out;
-    (void)grad_in;
-    (void)n_in;
-    (void)sink;
-    return bd_err_set(err, BD_E_NUMERIC, "simulated failure in backward");
-}
-
 /* ---- set-up ---- */
 
 static void start_node(ap_world *w, ap_node *n, const char *name, uint64_t id)
@@ -110,16 +54,8 @@ static void make_modules(ap_world *w)
         w->bag->params[0].value[2 * r] = (float)r;
         w->bag->params[0].value[2 * r + 1] = 10.0f * (float)r;
     }
-    w->relay = (rpc_module){.name = "relay",
-                            .self = w,
-                            .forward = relay_forward,
-                            .backward = relay_backward,
-                            .saved_free = relay_saved_free};
-    w->boom = (rpc_module){.name = "boom",
-                           .self = w,
-                           .forward = boom_forward,
-                           .backward = boom_backward,
-                           .saved_free = relay_saved_free};
+    am_relay_init(&w->relay, "relay", NULL, "far_linear");
+    w->boom = am_boom("boom");
 }
 
 int ap_set_up(void **state)
@@ -132,7 +68,7 @@ int ap_set_up(void **state)
     start_node(w, &w->node_b, "b", AP_NODE_B);
     assert_int_equal(rpc_ag_register(w->node_a.ag, w->linear, &err), BD_OK);
     assert_int_equal(rpc_ag_register(w->node_a.ag, w->bag, &err), BD_OK);
-    assert_int_equal(rpc_ag_register(w->node_a.ag, &w->relay, &err), BD_OK);
+    assert_int_equal(rpc_ag_register(w->node_a.ag, &w->relay.module, &err), BD_OK);
     assert_int_equal(rpc_ag_register(w->node_b.ag, w->far_linear, &err), BD_OK);
     assert_int_equal(rpc_ag_register(w->node_b.ag, &w->boom, &err), BD_OK);
     rpc_ag_options opt = {.name = "trainer", .client_id = AP_TRAINER, .deadline_ms = 5000};
@@ -142,7 +78,7 @@ int ap_set_up(void **state)
     w->node_a.ch = channel_to(w, &w->node_b, "b");
     assert_int_equal(rpc_ag_peer_new(w->trainer, "a", w->to_a, &w->a), BD_OK);
     assert_int_equal(rpc_ag_peer_new(w->trainer, "b", w->to_b, &w->b), BD_OK);
-    assert_int_equal(rpc_ag_peer_new(w->node_a.ag, "b", w->node_a.ch, &w->a_to_b), BD_OK);
+    assert_int_equal(rpc_ag_peer_new(w->node_a.ag, "b", w->node_a.ch, &w->relay.peer), BD_OK);
     *state = w;
     return 0;
 }

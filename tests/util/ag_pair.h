@@ -7,7 +7,7 @@
 #ifndef AG_PAIR_H
 #define AG_PAIR_H
 
-#include "rpc/rpc_autograd.h"
+#include "tests/util/ag_modules.h"
 
 #define AP_TRAINER 7u
 #define AP_NODE_A  100u
@@ -26,9 +26,9 @@ typedef struct ap_world {
     rpc_channel *to_a, *to_b;
     rpc_ag_peer *a, *b;
     ap_node node_a, node_b;
-    rpc_ag_peer *a_to_b;
     rpc_module *linear, *bag, *far_linear; /* linear and bag on a, far_linear on b */
-    rpc_module relay, boom;                /* on a; on b */
+    am_relay relay;                        /* on a */
+    rpc_module boom;                       /* on b */
 } ap_world;
 
 /* For cmocka: *state is an ap_world; afterwards no node has a context. */

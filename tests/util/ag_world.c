@@ -16,55 +16,6 @@ const float aw_w0[AW_N * AW_N] = {1, 2, 3, -1}, aw_x1[AW_N] = {2, 5}, aw_g1[AW_N
 
 /* ---- modules ---- */
 
-static bd_status relay_forward(void *self, rpc_ag_ctx *ctx, const rpc_tensor *in, size_t n_in,
-                               rpc_tensor *out, size_t *n_out, void **saved, bd_err *err)
-{
-    const aw_relay *r = self;
-    rpc_ag_result y = {.n_out = 0};
-    bd_status rc = rpc_ag_call(ctx, r->peer, r->asks, in, n_in, &y, err);
-    if (rc == BD_OK) {
-        *out = y.out[0];
-        *n_out = y.n_out;
-        *saved = y.msg;
-    }
-    return rc;
-}
-
-static bd_status relay_backward(void *self, void *saved, const rpc_tensor *grad_out, size_t n_out,
-                                rpc_tensor *grad_in, size_t n_in, rpc_grad_sink *sink, bd_err *err)
-{
-    (void)self;
-    (void)sink;
-    return rpc_ag_backward(saved, grad_out, n_out, grad_in, n_in, NULL, err);
-}
-
-static bd_status boom_forward(void *self, rpc_ag_ctx *ctx, const rpc_tensor *in, size_t n_in,
-                              rpc_tensor *out, size_t *n_out, void **saved, bd_err *err)
-{
-    (void)ctx;
-    (void)n_in;
-    (void)err;
-    *out = in[0];
-    (void)bd_buf_ref(out->buf);
-    out->requires_grad = true;
-    *n_out = 1;
-    *saved = self;
-    return BD_OK;
-}
-
-static bd_status boom_backward(void *self, void *saved, const rpc_tensor *grad_out, size_t n_out,
-                               rpc_tensor *grad_in, size_t n_in, rpc_grad_sink *sink, bd_err *err)
-{
-    (void)self;
-    (void)saved;
-    (void)grad_out;
-    (void)n_out;
-    (void)grad_in;
-    (void)n_in;
-    (void)sink;
-    return bd_err_set(err, BD_E_NUMERIC, "simulated error on backward pass");
-}
-
 static bd_status echo_forward(void *self, rpc_ag_ctx *ctx, const rpc_tensor *in, size_t n_in,
                               rpc_tensor *out, size_t *n_out, void **saved, bd_err *err)
 {
@@ -78,12 +29,6 @@ static bd_status echo_forward(void *self, rpc_ag_ctx *ctx, const rpc_tensor *in,
     }
     *n_out = n_in;
     return BD_OK;
-}
-
-static void saved_free(void *self, void *saved)
-{
-    (void)self;
-    (void)saved; /* records belong to the context */
 }
 
 /* ---- worlds ---- */
@@ -129,16 +74,10 @@ rpc_ag_peer *aw_peer(aw_world *w, const aw_node *from, const aw_node *to)
     return p;
 }
 
-static void add_relay(const aw_node *on, aw_relay *r, const char *name, rpc_ag_peer *peer,
+static void add_relay(const aw_node *on, am_relay *r, const char *name, rpc_ag_peer *peer,
                       const char *asks)
 {
-    *r = (aw_relay){.module = {.name = name,
-                               .self = r,
-                               .forward = relay_forward,
-                               .backward = relay_backward,
-                               .saved_free = saved_free},
-                    .peer = peer,
-                    .asks = asks};
+    am_relay_init(r, name, peer, asks);
     assert_int_equal(rpc_ag_register(on->ag, &r->module, NULL), BD_OK);
 }
 
@@ -161,11 +100,7 @@ void aw_start(aw_world *w)
     rpc_ag_peer *a_to_a = aw_peer(w, &w->a, &w->a);
     assert_int_equal(rpc_bag_new(&bag, &w->bag, NULL), BD_OK);
     assert_int_equal(rpc_ag_register(w->a.ag, w->bag, NULL), BD_OK);
-    w->boom = (rpc_module){.name = "boom",
-                           .self = w,
-                           .forward = boom_forward,
-                           .backward = boom_backward,
-                           .saved_free = saved_free};
+    w->boom = am_boom("boom");
     assert_int_equal(rpc_ag_register(w->a.ag, &w->boom, NULL), BD_OK);
     add_relay(&w->a, &w->hop, "hop", w->a_to_b, "layer");
     add_relay(&w->a, &w->trips, "trips", w->a_to_b, "back");

@@ -14,13 +14,9 @@
 #include "rpc/rpc_mem.h"
 #include "rpc/rpc_rref.h"
 
-enum { AW_N = 2, AW_TRAINER = 1, AW_LEASE_MS = 30000, AW_MAX_CHANNELS = 16, AW_SEEDS = 60 };
+#include "tests/util/ag_modules.h"
 
-typedef struct aw_relay { /* a module that asks another one */
-    rpc_module module;
-    rpc_ag_peer *peer;
-    const char *asks;
-} aw_relay;
+enum { AW_N = 2, AW_TRAINER = 1, AW_LEASE_MS = 30000, AW_MAX_CHANNELS = 16, AW_SEEDS = 60 };
 
 typedef struct aw_node {
     const char *name;
@@ -42,7 +38,7 @@ typedef struct aw_world {
     rpc_ag_peer *to_a, *to_b, *to_c; /* the trainer's */
     rpc_ag_peer *a_to_b, *a_to_c, *b_to_a, *b_to_c;
     rpc_module *bag, boom;
-    aw_relay hop, trips, loop, back;
+    am_relay hop, trips, loop, back;
     void *user; /* the test's modules, one block; freed after the nodes */
 } aw_world;
 
