@@ -23,11 +23,11 @@
  * of braid_forward run beside them. A batch or context is used by one thread at a time, except
  * braid_backward on different batches. Connect after fork, not before. Ownership: what you pass in
  * is copied or used during the call only. Objects you get are freed by their own function; a client
- * must outlive its batches, contexts and exports. Errors:    functions return BRAID_OK (0) or a
- * negative BRAID_E_ code, and fill *err (may be NULL) with one line naming the culprit. Outputs are
- * then untouched. A server that restarts is waited for up to ps_wait_ms; nothing is applied twice.
- * Versions:  structs that start with `size` may grow: set it with the _INIT macro. Within one
- *            BRAID_ABI_VERSION nothing else changes.
+ * must outlive its batches, contexts and exports, not its references. Errors:    functions return
+ * BRAID_OK (0) or a negative BRAID_E_ code, and fill *err (may be NULL) with one line naming the
+ * culprit. Outputs are then untouched. A server that restarts is waited for up to ps_wait_ms;
+ * nothing is applied twice. Versions:  structs that start with `size` may grow: set it with the
+ * _INIT macro. Within one BRAID_ABI_VERSION nothing else changes.
  */
 #ifndef BRAID_H
 #define BRAID_H
@@ -316,6 +316,48 @@ BRAID_API int braid_step(braid_context *context, double lr_scale, braid_error *e
 BRAID_API int braid_wait(braid_client *client, braid_error *err);
 /* Drops the gradients. */
 BRAID_API void braid_context_clear(braid_context *context);
+
+/* ---- references: values that stay on their server ----
+ * A server reads rows, or sums bags, and keeps the result; you hold a reference to it and fetch it
+ * when you need it, as often as you like: the rows as they were, whatever was stepped since.
+ * Nobody can call a client of this library, so this is all it can do: no values of its own, no
+ * references as arguments, no gradients through them. Nodes that serve can: docs/AUTOGRAD.md.
+ * Lease: a client that holds references and neither makes one nor calls braid_rref_keep_alive for
+ * 60 s loses them (NOT_FOUND) and can make no more (CLIENT_EXPIRED): connect again. A server that
+ * restarts has lost them, too: NOT_FOUND; one that comes back at another address is UNAVAILABLE
+ * here until you connect again. Servers with tokens want scope `train`. */
+typedef struct braid_rref braid_rref;
+
+typedef struct braid_rref_options {
+    size_t size;                  /* sizeof(braid_rref_options) */
+    const braid_feature *feature; /* required; read during the call. Without offsets: one row an id.
+                                     weights and first_n: none */
+    uint32_t server;              /* index of the owner. All ids must be its: braid_key_server */
+    uint32_t reserved;            /* 0 */
+} braid_rref_options;
+#define BRAID_RREF_OPTIONS_INIT BRAID_SIZED(braid_rref_options)
+
+/* Asks the server and returns; *ref is yours, free it. Errors: INVALID (names option or key),
+ * NOMEM. What the server finds wrong is told by braid_rref_to_here. Needs no job. */
+BRAID_API int braid_rref_remote(braid_client *client, const braid_rref_options *options,
+                                braid_rref **ref, braid_error *err);
+/* The value: out[n_bags x dim], n_elems = n_bags * dim floats (else INVALID). Any thread, several
+ * at once. Errors of the making: INVALID (offsets, or too many ids: ask in parts), MOVED (a slot
+ * changed its server), CLIENT_EXPIRED, UNAVAILABLE or TIMEOUT after ps_wait_ms; of the fetch:
+ * NOT_FOUND; STATE: the client is closed. All name the server. Blocks until it is made, and for a
+ * round trip. */
+BRAID_API int braid_rref_to_here(braid_rref *ref, float *out, size_t n_elems, braid_error *err);
+/* The node that keeps it: "ps-" and the server's index. Lives as long as ref. */
+BRAID_API const char *braid_rref_owner(const braid_rref *ref);
+/* Gives it back; the server's memory goes. NULL is fine, and so is after braid_close, which gives
+ * back what is left. Nobody may be in a call on it. Blocks until it is made; the word to the server
+ * is sent and not waited for. */
+BRAID_API void braid_rref_free(braid_rref *ref);
+/* Tells all servers with references that this client is alive: at least once in 60 s while it keeps
+ * some and makes none. CLIENT_EXPIRED: too late. Blocks for a round trip each. */
+BRAID_API int braid_rref_keep_alive(braid_client *client, braid_error *err);
+/* Index of the server that has this key's row, as far as this client knows; no network. */
+BRAID_API uint32_t braid_key_server(const braid_client *client, uint64_t key);
 
 /* ---- the rest ---- */
 /* Freezes a checkpoint of all tables under this name (1..128 of [A-Za-z0-9_.-]) on every server.

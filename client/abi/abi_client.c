@@ -211,6 +211,7 @@ void braid_close(braid_client *client)
     if (client->cl != NULL && abi_wait(client, &e) != BD_OK) {
         BD_LOG(WARN, "the last step was not applied", "why", bd_err_text(&e));
     }
+    abi_rrefs_free(client);
     cl_client_free(client->cl);
     if (client->env != NULL) {
         rpc_env_free(client->env);

@@ -7,6 +7,7 @@
  *   cl (calls on it)  any                 lock, except prepare and the wait of a lookup
  *   job, next_step    open, join, step    lock
  *   tables            create, open        lock; a table lives as long as the client
+ *   ag, peers, rrefs  making, freeing     lock; never held over a wait for a server
  *   lock order: a context's lock before the client's lock
  */
 #ifndef ABI_INT_H
@@ -14,6 +15,7 @@
 
 #include "client/braid.h"
 #include "client/client.h"
+#include "rpc/rpc_rref.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -38,6 +40,9 @@ struct braid_client {
     float grad_scale;   /* 1 / world with BRAID_REDUCE_MEAN */
     char *restore;      /* owned; NULL: none */
     braid_table *tables;
+    rpc_ag *ag;          /* owned; NULL: no reference yet */
+    rpc_ag_peer **peers; /* owned array, [n_servers]; NULLs: not called yet */
+    braid_rref *rrefs;   /* all that are open */
 };
 
 /* Everything a batch asks of one table. */
@@ -101,5 +106,7 @@ bd_status abi_backward(braid_context *x, braid_batch *b, const float *const *gra
                        bd_err *err) BD_MUST_CHECK;
 bd_status abi_step(braid_context *x, double lr_scale, bd_err *err) BD_MUST_CHECK;
 void abi_tables_free(braid_client *c);
+/* Closing: references that were not freed can be no more than freed afterwards. */
+void abi_rrefs_free(braid_client *c);
 
 #endif

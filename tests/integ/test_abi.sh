@@ -21,7 +21,7 @@ exported() { nm -D --defined-only "$lib" | awk '$2 != "A" { sub(/@.*/, "", $3); 
 functions >"$work/header.txt"
 exported >"$work/exported.txt"
 check "exports what the header declares and nothing else" diff "$work/header.txt" "$work/exported.txt"
-check "38 functions or more" test "$(wc -l <"$work/header.txt")" -ge 38
+check "44 functions or more" test "$(wc -l <"$work/header.txt")" -ge 44
 check "has a SONAME" sh -c "readelf -d '$lib' | grep -q 'SONAME.*libbraid.so.1'"
 check "does not bring jemalloc" sh -c "! readelf -d '$lib' | grep -q jemalloc"
 self_test() { # the comparison notices a stray symbol
@@ -35,6 +35,8 @@ strict="-std=c17 -Wall -Wextra -Wpedantic -Wstrict-prototypes -Werror"
 flags=$(pkg-config --cflags --libs braid)
 # shellcheck disable=SC2086 # flags are words
 check "the checks compile" cc $strict -D_GNU_SOURCE -O1 -o "$work/abi_check" "$repo/tests/integ/abi/check.c" $flags -lm -lpthread
+# shellcheck disable=SC2086
+check "so does the one of references" cc $strict -o "$work/abi_rref" "$repo/tests/integ/abi/rref.c" $flags
 # shellcheck disable=SC2086
 check "the example compiles" cc $strict -o "$work/trainer" "$repo/examples/c/trainer.c" $flags -lm
 printf '#include <braid.h>\nint main() { return braid_abi_version() == BRAID_ABI_VERSION ? 0 : 1; }\n' >"$work/plus.cc"
@@ -59,6 +61,8 @@ for n in 1 3; do
   timeout 120 "$work/abi_check" "$coordinator" >"$out" 2>"$err" && code=0 || code=$?
   check "every call, $n servers" exits 0
   check "nothing is printed by the library" test ! -s "$err"
+  timeout 60 "$work/abi_rref" "$coordinator" >"$out" 2>"$err" && code=0 || code=$?
+  check "references, $n servers" exits 0
   timeout 120 "$work/cmake/build/trainer" "$coordinator" >"$out" 2>"$err" && code=0 || code=$?
   check "the example ends well, $n servers" exits 0
   first=$(sed -n 's/^step 1 loss //p' "$out") last=$(sed -n 's/^step 400 loss //p' "$out")

@@ -6,7 +6,7 @@ import atexit
 import dataclasses
 import os
 import weakref
-from ctypes import POINTER, byref, c_float, c_size_t, c_uint64, c_void_p, sizeof
+from ctypes import POINTER, byref, c_float, c_size_t, c_uint64, c_void_p, pointer, sizeof
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -281,6 +281,45 @@ class Context(_Owned):
         lib.library().braid_context_clear(self._live)
 
 
+class Reference(_Owned):
+    """Rows or bags that a server keeps as they were when it was made. Made by Client.remote; closing
+    it, or letting it go, gives the memory on the server back."""
+
+    _free_name = "braid_rref_free"
+
+    def __init__(self, client: "Client", feature: Feature, server: int) -> None:
+        ids = _keys(feature.ids)
+        offsets = None
+        if feature.offsets is not None:
+            offsets = np.ascontiguousarray(feature.offsets, np.int64)
+        if feature.weights is not None or feature.first_n:
+            raise InvalidArgument("a reference takes no weights and no first_n")
+        n_bags = len(ids) if offsets is None else len(offsets)
+        f = lib.FeatureStruct(
+            table=feature.table._handle,
+            ids=_address(ids),
+            n_ids=len(ids),
+            offsets=_address(offsets),
+            n_bags=n_bags,
+            mode=_choice("mode", feature.mode, _MODES),
+        )
+        if not 0 <= server < client.n_servers:
+            raise InvalidArgument(f"server {server} of {client.n_servers}")
+        o = lib.RrefOptions(size=sizeof(lib.RrefOptions), feature=pointer(f), server=server)
+        handle = c_void_p()
+        lib.call("rref_remote", client._live, byref(o), byref(handle))
+        super().__init__(client, handle)
+        self.shape = (n_bags, feature.table.dim)
+        self.owner: str = lib.library().braid_rref_owner(handle).decode()
+        """The node that keeps it, "ps-0"."""
+
+    def to_here(self) -> Floats:
+        """The value [n_bags, dim]. Waits until it is made; what was wrong with it is raised here."""
+        out = np.empty(self.shape, np.float32)
+        lib.call("rref_to_here", self._live, _address(out), out.size)
+        return out
+
+
 class Client:
     """A connection to all servers of a cluster. Any thread; connect after fork, not before."""
 
@@ -467,6 +506,20 @@ class Client:
 
     def context(self) -> Context:
         return Context(self)
+
+    def remote(self, feature: Feature, server: int = 0) -> Reference:
+        """Asks a server to read or pool what feature says and to keep it. All ids must be of that
+        server (server_of). A client that keeps references makes one or calls keep_alive at least
+        once a minute."""
+        return Reference(self, feature, server)
+
+    def server_of(self, key: int) -> int:
+        """Index of the server that has this key's row; no network."""
+        return int(lib.library().braid_key_server(self._live, key & (2**64 - 1)))
+
+    def keep_alive(self) -> None:
+        """Tells the servers that hold references of this client that it is there."""
+        lib.call("rref_keep_alive", self._live)
 
     def wait(self) -> None:
         """Until the steps that have returned are applied (steps_in_flight)."""

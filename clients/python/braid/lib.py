@@ -103,6 +103,15 @@ class FeatureStruct(Structure):
     ]
 
 
+class RrefOptions(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("feature", POINTER(FeatureStruct)),
+        ("server", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
 class Stat(Structure):
     _fields_ = [
         ("server", c_uint32),
@@ -160,6 +169,12 @@ _FUNCTIONS = {
     "context_clear": (None, [c_void_p]),
     "step": (c_int, [c_void_p, c_double, _ERR]),
     "wait": (c_int, [c_void_p, _ERR]),
+    "rref_remote": (c_int, [c_void_p, POINTER(RrefOptions), _OUT, _ERR]),
+    "rref_to_here": (c_int, [c_void_p, c_void_p, c_size_t, _ERR]),
+    "rref_owner": (c_char_p, [c_void_p]),
+    "rref_free": (None, [c_void_p]),
+    "rref_keep_alive": (c_int, [c_void_p, _ERR]),
+    "key_server": (c_uint32, [c_void_p, c_uint64]),
     "checkpoint": (c_int, [c_void_p, c_char_p, _ERR]),
     "checkpoint_delete": (c_int, [c_void_p, c_char_p, _ERR]),
     "param_hash": (c_int, [c_void_p, POINTER(c_uint64), POINTER(c_uint64), _ERR]),

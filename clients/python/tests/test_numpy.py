@@ -314,6 +314,30 @@ class NumpyClient(unittest.TestCase):
         self.assertEqual(failed, [])
         np.testing.assert_allclose(t.lookup(range(8)), before - 25, atol=1e-4)
 
+    def test_references_stay_on_their_server(self):
+        t = self.table("kept", optimizer=braid.sgd(1))
+        for server in range(self.client.n_servers):
+            ids = [k for k in range(200) if self.client.server_of(k) == server][:4]
+            rows = t.lookup(ids)
+            ref = self.client.remote(braid.Feature(t, ids), server)
+            bags = self.client.remote(braid.Feature(t, ids, [0, 3], mode="mean"), server)
+            self.assertEqual((ref.owner, ref.shape), (f"ps-{server}", (4, 4)))
+            self.assertTrue((ref.to_here() == rows).all())
+            t.push(ids, np.ones((4, 4)))
+            self.client.keep_alive()
+            self.assertTrue((ref.to_here() == rows).all())  # as it was
+            np.testing.assert_allclose(bags.to_here(), [rows[:3].mean(0), rows[3]], rtol=1e-6)
+            ref.close()
+            with self.assertRaises(braid.WrongState):
+                ref.to_here()
+        key = next(k for k in range(200) if self.client.server_of(k) == self.client.n_servers - 1)
+        if self.client.n_servers > 1:
+            with self.assertRaisesRegex(braid.InvalidArgument, f"key {key} is on server"):
+                self.client.remote(braid.Feature(t, [key]), 0)
+        with self.assertRaisesRegex(braid.InvalidArgument, "offset 1 at 0"):
+            self.client.remote(braid.Feature(t, [key], [1]), self.client.n_servers - 1).to_here()
+        self.assertEqual(self.client.server_of(-1), self.client.server_of(2**64 - 1))
+
     def test_stats_of_every_server(self):
         stats = self.client.stats()
         self.assertEqual(len(stats), self.client.n_servers)
