@@ -6,13 +6,12 @@
 #include "base/mem.h"
 
 #include "ps_server/ps_bytes.h"
+#include "ps_server/ps_reap.h"
 #include "ps_server/ps_shard_int.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-
-#define SWEEP_MS 20
 
 /* Appends the sections of one part to the record. */
 static bd_status add_sections(ps_shard *s, ps_record *rec, const ps_part *p, bd_err *err)
@@ -71,34 +70,10 @@ static bool wait_for_memory(ps_shard *s)
     return better;
 }
 
-/* Which slice of the tables is looked through for rows to evict. In sync it is the step's own, so
- * that a restarted server takes the same; else one at a time, SWEEP_MS apart. False: none now. */
-static bool next_turn(ps_shard *s, const ps_record *rec, uint64_t *turn)
-{
-    if (rec->kind == PS_RECORD_STEP) {
-        *turn = rec->step;
-        return true;
-    }
-    int64_t now = bd_mono_ns();
-    if (rec->kind != PS_RECORD_PUSH || now - s->swept_ns < SWEEP_MS * BD_NS_PER_MS) {
-        return false;
-    }
-    s->swept_ns = now;
-    *turn = s->n_sweeps++;
-    return true;
-}
-
 static bd_status plan_once(ps_shard *s, const ps_record *rec, bd_err *err)
 {
-    uint64_t turn = 0;
     bd_status rc = ps_plan_build(s->plan, rec, &s->tables, false, err);
-    if (rc == BD_OK && next_turn(s, rec, &turn)) {
-        const ps_evict_now now = {.step = rec->step,
-                                  .time_s = rec->time_s,
-                                  .share = (double)(s->end_slot - s->first_slot) / PS_N_SLOTS};
-        rc = ps_plan_sweep(s->plan, &s->tables, turn, &now, err);
-    }
-    return rc;
+    return rc == BD_OK ? ps_reap_plan(s, rec, err) : rc;
 }
 
 /* The plan with its rows in memory. After a few rounds without room the step is too large. */

@@ -29,11 +29,16 @@ uint64_t ps_evict_every(const ps_evict *e, const double *param)
     return every;
 }
 
+uint64_t ps_evict_most(const ps_evict *e, const double *param, const ps_evict_now *now)
+{
+    return (uint64_t)(param[e->max_rows_at] * now->share);
+}
+
 /* The server's rows, spread so that the quotas of all slices add up to it. */
 uint64_t ps_evict_quota(const ps_evict *e, const double *param, const ps_evict_now *now,
                         uint64_t slice)
 {
-    uint64_t rows = (uint64_t)(param[e->max_rows_at] * now->share);
+    uint64_t rows = ps_evict_most(e, param, now);
     uint64_t every = ps_evict_every(e, param), each = rows / every, rest = rows % every;
     return each + (slice < rest);
 }

@@ -7,7 +7,8 @@
  * `every` steps. A slice is the rows whose mixed key ends in its number: the same on every server,
  * at every start. Exact:   what goes is decided before a step is applied, from the rows as the step
  * before left them, among rows that the step does not push, and journaled with the step
- * (ps_sweep.h): the same rows go after a restart, a retry or a restore. Rules that count rows
+ * (ps_sweep.h): the same rows go after a restart, a retry or a restore. When a row that is on the
+ * disk only is found depends on time (ps_reap.h). Rules that count rows
  * (max_rows) do it for each server's share of the slots and each slice by itself.
  *
  * Adding one: its file, its line in ps_evict.c, its test in tests/unit/test_ps_evict.c.
@@ -58,7 +59,8 @@ const ps_evict *ps_evict_at(size_t i);           /* NULL past the end: for help 
     }
 /* That number, rounded. */
 uint64_t ps_evict_every(const ps_evict *e, const double *param);
-/* How many rows a slice may keep. */
+/* How many rows this server may keep, and how many of them a slice. */
+uint64_t ps_evict_most(const ps_evict *e, const double *param, const ps_evict_now *now);
 uint64_t ps_evict_quota(const ps_evict *e, const double *param, const ps_evict_now *now,
                         uint64_t slice);
 

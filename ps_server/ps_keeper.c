@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+#include "ps_server/ps_reap.h"
 #include "ps_server/ps_rocks.h"
 #include "ps_server/ps_scan.h"
 #include "ps_server/ps_shard_int.h"
@@ -609,7 +610,7 @@ void *ps_keeper_main(void *shard)
     int64_t not_before_ns = 0; /* after a failed write-back */
     int64_t poll_ms = ps_budget_limits(&s->budget) ? WATCH_MS : IDLE_POLL_MS;
     for (;;) {
-        ps_op *op = ps_queue_pop(&s->keeper_queue, poll_ms);
+        ps_op *op = ps_queue_pop(&s->keeper_queue, ps_reap_is_on(s) ? PS_REAP_MS : poll_ms);
         bd_status rc = BD_OK;
         bd_err err;
         if (op != NULL && op->kind == PS_OP_QUIT) {
@@ -625,6 +626,8 @@ void *ps_keeper_main(void *shard)
             rc = write_back(s, INT64_MAX, &err);
         } else if (has_to_make_room(s)) {
             rc = make_room(s, &err);
+        } else if (ps_budget_limits(&s->budget)) {
+            rc = ps_reap_poll(s, &err);
         }
         if (rc != BD_OK) {
             not_before_ns = bd_mono_ns() + RETRY_MS * BD_NS_PER_MS;

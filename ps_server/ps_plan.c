@@ -458,7 +458,7 @@ static bd_status add_evicted(ps_plan *p, ps_table *table, const uint64_t *keys, 
 }
 
 bd_status ps_plan_sweep(ps_plan *p, const ps_tables *ts, uint64_t turn, const ps_evict_now *now,
-                        bd_err *err)
+                        const ps_sweep_more *more, bd_err *err)
 {
     bd_status rc = BD_OK;
     for (size_t i = 0; i < ts->n && rc == BD_OK; i++) {
@@ -468,8 +468,11 @@ bd_status ps_plan_sweep(ps_plan *p, const ps_tables *ts, uint64_t turn, const ps
         if (ps_table_spec(t)->n_evicts == 0) {
             continue;
         }
+        bool besides = more != NULL && more->table_id == ps_table_spec(t)->id;
         p->sweep = p->sweep == NULL ? ps_sweep_new() : p->sweep;
-        rc = p->sweep == NULL ? BD_E_NOMEM : ps_sweep_slice(p->sweep, t, turn, now, &keys, &n);
+        rc = p->sweep == NULL
+                 ? BD_E_NOMEM
+                 : ps_sweep_slice(p->sweep, t, turn, now, besides ? more : NULL, &keys, &n);
         if (rc != BD_OK) {
             rc = bd_err_set(err, rc, "table \"%s\": no memory to look for rows to evict",
                             ps_table_spec(t)->name);

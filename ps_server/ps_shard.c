@@ -6,6 +6,7 @@
 
 #include "ps_server/ps_bytes.h"
 #include "ps_server/ps_manifest.h"
+#include "ps_server/ps_reap.h"
 #include "ps_server/ps_rocks.h"
 #include "ps_server/ps_shard_int.h"
 #include "rpc/rpc_store.h"
@@ -367,8 +368,10 @@ bd_status ps_shard_open(const ps_shard_options *opt, ps_shard **out, bd_err *err
     s->dir = bd_strdup(opt->data_dir);
     s->restore_from = bd_strdup(opt->restore_from != NULL ? opt->restore_from : "");
     s->plan = ps_plan_new();
+    s->reap = ps_reap_new();
     s->dedup = ps_dedup_new();
-    bd_status rc = s->dir == NULL || s->restore_from == NULL || s->plan == NULL || s->dedup == NULL
+    bd_status rc = s->dir == NULL || s->restore_from == NULL || s->plan == NULL ||
+                           s->reap == NULL || s->dedup == NULL
                        ? bd_err_set(err, BD_E_NOMEM, "open: no memory")
                        : ps_fetch_pool_new(0, &s->fetch, err);
     if (rc == BD_OK) {
@@ -408,6 +411,7 @@ void ps_shard_close(ps_shard *s)
     ps_step_free(s->core);
     ps_dedup_free(s->dedup);
     ps_plan_free(s->plan);
+    ps_reap_free(s->reap);
     ps_fetch_pool_free(s->fetch);
     ps_tables_deinit(&s->tables);
     ps_store_close(s->store);

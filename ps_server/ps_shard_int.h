@@ -90,6 +90,7 @@ struct ps_shard {
     ps_saved saved;      /* keeper's: the last cut that was answered before it was written */
     char last_ckpt[PS_MAX_NAME_BYTES + 1]; /* keeper's: the last one made since the start */
     uint64_t rows_no;                      /* keeper's: the folder rows-<no> */
+    struct ps_reap *reap;                  /* owned: ps_reap.h says whose part is what */
     ps_plan *plan;                         /* commit thread's */
     ps_section *sections;                  /* commit thread's; owned */
     size_t cap_sections;

@@ -9,13 +9,8 @@
 
 #define BATCH 64u /* rows whose metadata is on its way to the cache together */
 
-/* A row that a rule may take: those that go, or with a rank all of the slice. */
-typedef struct found {
-    uint64_t rank, key;
-} found;
-
 struct ps_sweep {
-    found *list; /* owned: of one rule */
+    ps_rank *list; /* owned: of one rule, rows that go, or with a rank all of the slice */
     size_t n, cap;
     uint64_t *keys; /* owned: what is handed out */
     size_t n_keys, cap_keys;
@@ -47,7 +42,7 @@ void ps_sweep_free(ps_sweep *s)
 /* One rule's slice of one table. */
 typedef struct look {
     ps_sweep *s;
-    const ps_table *t;
+    ps_table *t;
     const ps_eviction *e;
     const ps_evict_now *now;
     uint64_t slice, every;
@@ -59,8 +54,24 @@ static bool add_found(ps_sweep *s, uint64_t rank, uint64_t key)
     if (!bd_grow(&s->list, &s->cap, s->n + 1, sizeof *s->list)) {
         return false;
     }
-    s->list[s->n++] = (found){rank, key};
+    s->list[s->n++] = (ps_rank){rank, key};
     return true;
+}
+
+/* As the rule sees it. */
+static ps_evict_row row_of(const look *l, const ps_rows *r, uint32_t row)
+{
+    const ps_row_meta *m = ps_rows_meta(r, row);
+    ps_evict_row x = {.key = m->key,
+                      .freq = m->freq,
+                      .last_time = m->last_time,
+                      .last_step = m->last_step,
+                      .dim = l->t->spec.dim};
+    if (l->e->rule->wants_weights) {
+        num_row_decode(l->t->spec.dtype, ps_rows_at(r, row), x.dim, l->s->weights);
+        x.weights = l->s->weights;
+    }
+    return x;
 }
 
 /* A row of the slice, under its stripe's lock. */
@@ -79,15 +90,7 @@ static bool look_at(const look *l, const ps_rows *r, uint32_t row)
         }
         return true;
     }
-    ps_evict_row x = {.key = m->key,
-                      .freq = m->freq,
-                      .last_time = m->last_time,
-                      .last_step = m->last_step,
-                      .dim = l->t->spec.dim};
-    if (rule->wants_weights) {
-        num_row_decode(l->t->spec.dtype, ps_rows_at(r, row), x.dim, s->weights);
-        x.weights = s->weights;
-    }
+    const ps_evict_row x = row_of(l, r, row);
     if (rule->rank != NULL) {
         return add_found(s, rule->rank(l->e->param, &x, l->now), m->key);
     }
@@ -155,11 +158,7 @@ static void drop_dead(ps_table *t, uint32_t stripe, const uint64_t *keys, size_t
 
 static int by_rank(const void *a, const void *b)
 {
-    const found *x = a, *y = b;
-    if (x->rank != y->rank) {
-        return x->rank < y->rank ? -1 : 1;
-    }
-    return x->key < y->key ? -1 : x->key > y->key;
+    return ps_rank_less(a, b) ? -1 : ps_rank_less(b, a);
 }
 
 /* What a rule takes of what it found joins the keys. */
@@ -218,17 +217,71 @@ static int by_mixed(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-bd_status ps_sweep_slice(ps_sweep *s, ps_table *t, uint64_t turn, const ps_evict_now *now,
-                         uint64_t **keys, size_t *n)
+/* ---- rows besides the slice ---- */
+bool ps_sweep_takes(const ps_eviction *e, const ps_evict_row *row, const ps_evict_now *now,
+                    const ps_rank *below)
 {
+    if (e->rule->rank == NULL) {
+        return e->rule->goes(e->param, row, now);
+    }
+    const ps_rank at = {e->rule->rank(e->param, row, now), row->key};
+    return ps_rank_less(&at, below);
+}
+
+/* A rule that ranks takes no more than are too many. */
+static bool may_take(const ps_sweep *s, const look *l)
+{
+    uint64_t keep = ps_evict_most(l->e->rule, l->e->param, l->now);
+    return l->e->rule->rank == NULL || ps_table_n_rows(l->t) > keep + s->n_keys;
+}
+
+static bool add_key(ps_sweep *s, uint64_t key)
+{
+    if (!bd_grow(&s->keys, &s->cap_keys, s->n_keys + 1, sizeof *s->keys)) {
+        return false;
+    }
+    s->keys[s->n_keys++] = key;
+    return true;
+}
+
+static bool look_besides(const look *l, const ps_sweep_more *more, const ps_rank *below)
+{
+    bool ok = true;
+    for (size_t i = 0; i < more->n && ok; i++) {
+        uint64_t key = more->keys[i];
+        ps_stripe *st = &l->t->stripes[ps_stripe_of_key(key)];
+        ps_stripe_read_lock(st);
+        uint32_t at = ps_rows_find(&st->rows, key, bd_mix64(key));
+        bool goes = at != PS_NO_ROW && !ps_rows_meta(&st->rows, at)->dead;
+        if (goes) {
+            const ps_evict_row x = row_of(l, &st->rows, at);
+            goes = ps_sweep_takes(l->e, &x, l->now, below);
+        }
+        ps_stripe_unlock(st);
+        if (goes && may_take(l->s, l)) {
+            ok = add_key(l->s, key);
+        }
+    }
+    return ok;
+}
+
+bd_status ps_sweep_slice(ps_sweep *s, ps_table *t, uint64_t turn, const ps_evict_now *now,
+                         const ps_sweep_more *more, uint64_t **keys, size_t *n)
+{
+    bool ok = true;
     s->n_keys = 0;
     if (!bd_grow(&s->weights, &s->cap_weights, t->spec.dim, sizeof *s->weights)) {
         return BD_E_NOMEM;
     }
     for (size_t i = 0; i < t->spec.n_evicts; i++) {
-        if (!run_rule(s, t, i, turn, now)) {
-            return BD_E_NOMEM;
-        }
+        ok = ok && run_rule(s, t, i, turn, now);
+    }
+    for (size_t i = 0; more != NULL && i < t->spec.n_evicts; i++) {
+        look l = {.s = s, .t = t, .e = &t->spec.evicts[i], .now = now};
+        ok = ok && look_besides(&l, more, &more->below[i]);
+    }
+    if (!ok) {
+        return BD_E_NOMEM;
     }
     if (s->n_keys > 1) {
         qsort(s->keys, s->n_keys, sizeof *s->keys, by_mixed);

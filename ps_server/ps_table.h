@@ -76,6 +76,10 @@ typedef struct ps_found {
 void ps_table_finish(ps_table *t, const uint64_t *keys, const uint32_t *miss, size_t n_miss,
                      const ps_found *found, float *out);
 
+/* ps_table_bring - rows that the caller has read from the store come into memory, where there is
+ * room and they are not there already; tombstones stay away. */
+void ps_table_bring(ps_table *t, const uint64_t *keys, size_t n, const ps_found *found);
+
 /* ---- around an apply or assign (commit thread) ----
  * ps_table_hold - room for the keys, and their rows stay in memory until they have been applied.
  * Those that may be on the disk go to miss[n]: fetch and install them. BD_E_NOMEM; BD_E_EXHAUSTED:

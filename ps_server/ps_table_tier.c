@@ -149,6 +149,15 @@ void ps_table_install(ps_table *t, const uint64_t *keys, const uint32_t *miss, s
     }
 }
 
+static uint32_t put_in_if_room(ps_table *t, ps_rows *r, uint64_t key, const uint8_t *value,
+                               size_t value_bytes)
+{
+    size_t moved = 0;
+    bd_status rc = ps_rows_reserve(r, 1, true, &moved);
+    ps_table_count_moved(t, moved);
+    return rc == BD_OK ? put_in(t, r, key, value, value_bytes) : PS_NO_ROW;
+}
+
 /* One fetched key of a lookup, under the stripe's lock for writing. */
 static void finish_one(ps_table *t, ps_rows *r, uint64_t key, const uint8_t *value,
                        size_t value_bytes, float *out)
@@ -160,12 +169,7 @@ static void finish_one(ps_table *t, ps_rows *r, uint64_t key, const uint8_t *val
         return;
     }
     if (row == PS_NO_ROW) {
-        size_t moved = 0;
-        bd_status rc = ps_rows_reserve(r, 1, true, &moved);
-        ps_table_count_moved(t, moved);
-        if (rc == BD_OK) {
-            row = put_in(t, r, key, value, value_bytes);
-        }
+        row = put_in_if_room(t, r, key, value, value_bytes);
     }
     if (row != PS_NO_ROW) {
         ps_rows_use(r, row);
@@ -187,5 +191,19 @@ void ps_table_finish(ps_table *t, const uint64_t *keys, const uint32_t *miss, si
                        found->bytes[i], out + (size_t)miss[i] * t->spec.dim);
         }
         ps_stripe_unlock(&t->stripes[s]);
+    }
+}
+
+void ps_table_bring(ps_table *t, const uint64_t *keys, size_t n, const ps_found *found)
+{
+    for (size_t i = 0; i < n; i++) {
+        ps_stripe *st = &t->stripes[ps_stripe_of_key(keys[i])];
+        ps_stripe_write_lock(st);
+        if (found->bytes[i] > PS_ENTRY_META_BYTES &&
+            ps_rows_find(&st->rows, keys[i], bd_mix64(keys[i])) == PS_NO_ROW) {
+            (void)put_in_if_room(t, &st->rows, keys[i], found->values + i * found->stride,
+                                 found->bytes[i]);
+        }
+        ps_stripe_unlock(st);
     }
 }

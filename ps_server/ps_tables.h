@@ -46,10 +46,12 @@ void ps_plan_set_fetch(ps_plan *p, ps_fetch_pool *fetch);
  * sections say what admission dropped and eviction took; else admission is asked here. */
 bd_status ps_plan_build(ps_plan *p, const ps_record *rec, const ps_tables *ts, bool decided,
                         bd_err *err) BD_MUST_CHECK;
-/* ps_plan_sweep - after ps_plan_build: rows that eviction takes in slice `turn` of each table and
- * that the record does not push join the plan. On failure the plan is dropped. */
+struct ps_sweep_more;
+/* ps_plan_sweep - after ps_plan_build: rows that eviction takes in slice `turn` of each table, and
+ * of `more` (ps_sweep.h; NULL: none), and that the record does not push join the plan. On failure
+ * the plan is dropped. */
 bd_status ps_plan_sweep(ps_plan *p, const ps_tables *ts, uint64_t turn, const ps_evict_now *now,
-                        bd_err *err) BD_MUST_CHECK;
+                        const struct ps_sweep_more *more, bd_err *err) BD_MUST_CHECK;
 /* ps_plan_journal - makes the record's sections say what the rules decided: of a table that lost
  * gradients the sums that are left, and keys alone. They lie in the plan until the next build.
  * BD_E_NOMEM: the record is unchanged. */
