@@ -279,6 +279,49 @@ static void a_vote_waits_for_the_others(void **state)
     stop(&w);
 }
 
+static void *vote_on_server_0_only(void *arg)
+{
+    rank *r = arg;
+    rpc_ag_ctx *ctx = NULL;
+    const rpc_ag_vote v = {.job_epoch = r->w->job.epoch, .step = 1, .rank = r->rank};
+    r->rc = rpc_ag_begin(r->ag, &ctx, &r->err);
+    r->rc = r->rc == BD_OK ? rpc_ag_set_vote(ctx, &v, r->peer, 1, &r->err) : r->rc;
+    r->rc = r->rc == BD_OK ? rpc_ag_step(ctx, 1, &r->err) : r->rc;
+    (void)rpc_ag_end(ctx, NULL);
+    return NULL;
+}
+
+/* Rank 1 never votes on server 1: rank 0 hears it from there, and nothing is applied there. */
+static void a_vote_that_never_comes_is_a_timeout_that_names_the_server(void **state)
+{
+    (void)state;
+    world w;
+    rank ranks[2];
+    start(&w, 2);
+    w.cluster.autograd_lease_ms = 2000;
+    ps_cluster_stop_server(&w.cluster, 1);
+    ps_cluster_start_server(&w.cluster, 1);
+    rank_start(&ranks[0], &w, 0);
+    rank_start(&ranks[1], &w, 1);
+    find_keys(&w, &ranks[0]);
+    assert_int_equal(pthread_create(&ranks[1].thread, NULL, vote_on_server_0_only, &ranks[1]), 0);
+    rpc_ag_ctx *ctx = NULL;
+    must(rpc_ag_begin(ranks[0].ag, &ctx, NULL), NULL);
+    must(look_and_back(&ranks[0], ctx, 0, w.key[0], 1), &ranks[0].err);
+    must(look_and_back(&ranks[0], ctx, 1, w.key[1], 1), &ranks[0].err);
+    assert_int_equal(vote(&ranks[0], ctx, 1), BD_E_TIMEOUT);
+    assert_string_equal(ranks[0].err.text,
+                        "Error on node ps-1: step 1: not all ranks have voted within 2000 ms");
+    assert_int_equal(rpc_ag_check(ctx, NULL), BD_E_TIMEOUT);
+    (void)rpc_ag_end(ctx, NULL);
+    (void)pthread_join(ranks[1].thread, NULL);
+    must(ranks[1].rc, &ranks[1].err);
+    assert_true(row_of(&w, w.key[1]) == 0.5f);
+    rank_stop(&ranks[0]);
+    rank_stop(&ranks[1]);
+    stop(&w);
+}
+
 static void bad_votes_are_named(void **state)
 {
     (void)state;
@@ -314,6 +357,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_is_applied_when_all_ranks_have_voted),
         cmocka_unit_test(a_vote_waits_for_the_others),
+        cmocka_unit_test(a_vote_that_never_comes_is_a_timeout_that_names_the_server),
         cmocka_unit_test(bad_votes_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

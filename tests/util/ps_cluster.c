@@ -32,6 +32,7 @@ void ps_cluster_start_server(ps_cluster *c, size_t i)
                       .data_dir = dir,
                       .restore_from = c->dir,
                       .ready_fd = -1,
+                      .autograd_lease = c->autograd_lease_ms,
                       .journal_cap = 64 << 20,
                       .staged_limit = 64 << 20,
                       .register_wait = 10000,

@@ -14,6 +14,7 @@
 typedef struct ps_cluster {
     char dir[64];
     size_t n;
+    int64_t autograd_lease_ms; /* of servers started from now on; 0: 60,000 */
     char address[PS_CLUSTER_MAX][64];
     ps_server *servers[PS_CLUSTER_MAX];
 } ps_cluster;
