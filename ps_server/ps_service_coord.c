@@ -3,6 +3,7 @@
 
 #include "proto/px_pack.h"
 #include "ps_server/ps_service_int.h"
+#include "rpc/rpc_coordinator.h"
 #include "rpc/rpc_store.h"
 
 #include <string.h>
@@ -277,25 +278,14 @@ static void on_map(void *service, rpc_req *req)
 
 bd_status ps_register_coord(ps_service *v, rpc_server *server)
 {
-    static const struct {
-        const char *method;
-        rpc_handler_fn fn;
-    } rows[] = {
-        {"/braid.v1.Coordinator/KvSet", on_set},
-        {"/braid.v1.Coordinator/KvGet", on_get},
-        {"/braid.v1.Coordinator/KvAdd", on_add},
-        {"/braid.v1.Coordinator/KvCompareSet", on_swap},
-        {"/braid.v1.Coordinator/KvDelete", on_del},
-        {"/braid.v1.Coordinator/KvWait", on_wait},
-        {"/braid.v1.Coordinator/RegisterClient", on_client},
-        {"/braid.v1.Coordinator/RegisterServer", on_register},
-        {"/braid.v1.Coordinator/GetShardMap", on_map},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        bd_status rc = rpc_server_register(server, rows[i].method, rows[i].fn, v);
-        if (rc != BD_OK) {
-            return rc;
-        }
-    }
-    return BD_OK;
+    const rpc_coordinator handlers = {.set = on_set,
+                                      .get = on_get,
+                                      .add = on_add,
+                                      .compare_set = on_swap,
+                                      .del = on_del,
+                                      .wait = on_wait,
+                                      .register_client = on_client,
+                                      .register_server = on_register,
+                                      .shard_map = on_map};
+    return rpc_coordinator_register(server, &handlers, v, NULL);
 }

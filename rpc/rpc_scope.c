@@ -1,4 +1,5 @@
 /* Which scope each public method needs. */
+#include "rpc/rpc_coordinator.h"
 #include "rpc/rpc_security.h"
 
 #include <string.h>
@@ -8,9 +9,9 @@ typedef struct scope_row {
     rpc_scope scope;
 } scope_row;
 
-#define PS "/braid.v1.ParameterServer/"
-#define CO "/braid.v1.Coordinator/"
-#define AG "/braid.v1.Autograd/"
+#define PS                         "/braid.v1.ParameterServer/"
+#define AG                         "/braid.v1.Autograd/"
+#define CO(handler, method, needs) {RPC_COORDINATOR method, RPC_SCOPE_##needs},
 
 static const scope_row rows[] = {
     {"/grpc.health.v1.Health/Check", RPC_SCOPE_NONE},
@@ -32,15 +33,6 @@ static const scope_row rows[] = {
     {PS "Checkpoint", RPC_SCOPE_TRAIN},
     {PS "DeleteCheckpoint", RPC_SCOPE_TRAIN}, /* a trainer prunes its own */
     {PS "Drain", RPC_SCOPE_ADMIN},
-    {CO "GetShardMap", RPC_SCOPE_READ},
-    {CO "RegisterClient", RPC_SCOPE_READ},
-    {CO "KvGet", RPC_SCOPE_READ},
-    {CO "KvWait", RPC_SCOPE_READ},
-    {CO "KvSet", RPC_SCOPE_TRAIN},
-    {CO "KvAdd", RPC_SCOPE_TRAIN},
-    {CO "KvCompareSet", RPC_SCOPE_TRAIN},
-    {CO "KvDelete", RPC_SCOPE_TRAIN},
-    {CO "RegisterServer", RPC_SCOPE_ADMIN},
     {AG "Forward", RPC_SCOPE_TRAIN},
     {AG "Backward", RPC_SCOPE_TRAIN},
     {AG "Step", RPC_SCOPE_TRAIN},
@@ -52,7 +44,7 @@ static const scope_row rows[] = {
     {AG "Fork", RPC_SCOPE_TRAIN},
     {AG "DeleteFork", RPC_SCOPE_TRAIN},
     {AG "Reach", RPC_SCOPE_TRAIN},
-};
+    RPC_COORDINATOR_METHODS(CO)};
 
 rpc_scope rpc_scope_of_method(const char *path)
 {

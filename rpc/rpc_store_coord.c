@@ -4,15 +4,15 @@
 #include "base/mem.h"
 
 #include "proto/px_pack.h"
+#include "rpc/rpc_coordinator.h"
 #include "rpc/rpc_store_int.h"
 
 #include <braid/v1/coordinator.pb-c.h>
 #include <inttypes.h>
 #include <string.h>
 
-#define COORDINATOR "/braid.v1.Coordinator/"
-#define TRY_MS      10000 /* for a call that does not wait */
-#define SLICE_MS    20000 /* one waiting call; the server allows 30,000 */
+#define TRY_MS   10000 /* for a call that does not wait */
+#define SLICE_MS 20000 /* one waiting call; the server allows 30,000 */
 
 typedef struct coord {
     rpc_store store; /* first: the pointers are the same */
@@ -126,7 +126,7 @@ static bd_status set(bd_kv *kv, const char *key, const void *val, size_t n_bytes
     req.key = text(key);
     req.value = data(val, n_bytes);
     req.ttl_ms = (uint32_t)(ttl_ms < UINT32_MAX ? ttl_ms : UINT32_MAX);
-    const question q = {.method = COORDINATOR "KvSet",
+    const question q = {.method = RPC_COORDINATOR "KvSet",
                         .request = &req.base,
                         .reply_type = &braid__v1__kv_set_reply__descriptor};
     bd_status rc = ask(of_kv(kv), &q, &reply, err);
@@ -170,7 +170,7 @@ static bd_status kv_get(bd_kv *kv, const char *key, int64_t timeout_ms, char **v
     ProtobufCMessage *msg = NULL;
     braid__v1__kv_get_request__init(&req);
     req.key = text(key);
-    question q = {.method = COORDINATOR "KvGet",
+    question q = {.method = RPC_COORDINATOR "KvGet",
                   .request = &req.base,
                   .reply_type = &braid__v1__kv_get_reply__descriptor};
     bd_status rc = ask_until(of_kv(kv), &q, &req.wait_ms, timeout_ms, &msg, err);
@@ -198,7 +198,7 @@ static bd_status kv_get_other(bd_kv *kv, const char *key, const char *known, int
     req.other = true;
     req.known_absent = known == NULL;
     req.known = known == NULL ? data(NULL, 0) : data(known, strlen(known));
-    question q = {.method = COORDINATOR "KvGet",
+    question q = {.method = RPC_COORDINATOR "KvGet",
                   .request = &req.base,
                   .reply_type = &braid__v1__kv_get_reply__descriptor};
     bd_status rc = ask_until(of_kv(kv), &q, &req.wait_ms, timeout_ms, &msg, err);
@@ -224,7 +224,7 @@ static bd_status coord_add(rpc_store *s, uint64_t op_id, const char *key, int64_
     req.key = text(key);
     req.by = by;
     req.op_id = op_id;
-    const question q = {.method = COORDINATOR "KvAdd",
+    const question q = {.method = RPC_COORDINATOR "KvAdd",
                         .request = &req.base,
                         .reply_type = &braid__v1__kv_add_reply__descriptor};
     bd_status rc = ask(of_store(s), &q, &msg, err);
@@ -251,7 +251,7 @@ static bd_status coord_swap(rpc_store *s, uint64_t op_id, const char *key, const
     req.expected = expected == NULL ? data(NULL, 0) : data(expected, strlen(expected));
     req.desired = data(desired, strlen(desired));
     req.op_id = op_id;
-    const question q = {.method = COORDINATOR "KvCompareSet",
+    const question q = {.method = RPC_COORDINATOR "KvCompareSet",
                         .request = &req.base,
                         .reply_type = &braid__v1__kv_compare_set_reply__descriptor};
     bd_status rc = ask(of_store(s), &q, &msg, err);
@@ -274,7 +274,7 @@ static bd_status kv_del(bd_kv *kv, const char *key, bd_err *err)
     ProtobufCMessage *msg = NULL;
     braid__v1__kv_delete_request__init(&req);
     req.key = text(key);
-    const question q = {.method = COORDINATOR "KvDelete",
+    const question q = {.method = RPC_COORDINATOR "KvDelete",
                         .request = &req.base,
                         .reply_type = &braid__v1__kv_delete_reply__descriptor};
     bd_status rc = ask(of_kv(kv), &q, &msg, err);
@@ -290,7 +290,7 @@ static bd_status kv_wait_at_least(bd_kv *kv, const char *key, int64_t at_least, 
     braid__v1__kv_wait_request__init(&req);
     req.key = text(key);
     req.at_least = at_least;
-    question q = {.method = COORDINATOR "KvWait",
+    question q = {.method = RPC_COORDINATOR "KvWait",
                   .request = &req.base,
                   .reply_type = &braid__v1__kv_wait_reply__descriptor};
     bd_status rc = ask_until(of_kv(kv), &q, &req.wait_ms, timeout_ms, &msg, err);
@@ -311,7 +311,7 @@ static bd_status coord_client_id(rpc_store *s, uint64_t op_id, const char *name,
     braid__v1__register_client_request__init(&req);
     req.name = text(name);
     req.op_id = op_id;
-    const question q = {.method = COORDINATOR "RegisterClient",
+    const question q = {.method = RPC_COORDINATOR "RegisterClient",
                         .request = &req.base,
                         .reply_type = &braid__v1__register_client_reply__descriptor,
                         .try_ms = TRY_MS / 2};
@@ -333,7 +333,7 @@ static bd_status coord_register(rpc_store *s, const rpc_server_entry *e, uint64_
     req.n_servers = e->n_servers;
     req.address = text(e->address);
     req.instance = text(e->instance);
-    const question q = {.method = COORDINATOR "RegisterServer",
+    const question q = {.method = RPC_COORDINATOR "RegisterServer",
                         .request = &req.base,
                         .reply_type = &braid__v1__register_server_reply__descriptor};
     bd_status rc = ask(of_store(s), &q, &msg, err);
@@ -374,7 +374,7 @@ static bd_status coord_shard_map(rpc_store *s, uint64_t newer_than, int64_t time
     braid__v1__get_shard_map_request__init(&req);
     req.newer_than = newer_than;
     req.wait_ms = (uint32_t)(timeout_ms < 30000 ? timeout_ms : 30000);
-    const question q = {.method = COORDINATOR "GetShardMap",
+    const question q = {.method = RPC_COORDINATOR "GetShardMap",
                         .request = &req.base,
                         .reply_type = &braid__v1__shard_map__descriptor,
                         .try_ms = timeout_ms + TRY_MS,
