@@ -177,6 +177,12 @@ bd_status cli_cmd_parse(bd_options *o, int *argc, char **argv, const char *what,
     return BD_OK;
 }
 
+void cli_cmd_print_result(const cli_io *io, const char *format, const char *result)
+{
+    bool is_json = format != NULL && strcmp(format, "json") == 0;
+    (void)fprintf(io->out, "%s%s\n", is_json ? "" : "RESULT ", result);
+}
+
 static bool wants_help(const cli_cmd *cmd, int argc, char **argv)
 {
     int end = cmd->passes_on && argc > 3 ? 3 : argc;

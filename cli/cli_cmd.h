@@ -41,4 +41,8 @@ int cli_main(int argc, char **argv, const cli_io *io);
 bd_status cli_cmd_parse(bd_options *o, int *argc, char **argv, const char *what,
                         const char **positional, bd_err *err) BD_MUST_CHECK;
 
+/* A command's result, a JSON object, as one line of stdout: alone where format is "json", else
+ * (also NULL) behind the word RESULT. */
+void cli_cmd_print_result(const cli_io *io, const char *format, const char *result);
+
 #endif

@@ -14,7 +14,7 @@
 typedef struct datagen_flags {
     int64_t rows, test_rows, seed, cardinality, fields, rank, threads;
     double zipf, linear, auc, ctr;
-    const char *out, *test_out;
+    const char *out, *test_out, *format;
 } datagen_flags;
 
 #define AT(field) offsetof(datagen_flags, field)
@@ -39,6 +39,8 @@ static const bd_opt table[] = {
     {"ctr", BD_OPT_F64, AT(ctr), "0.25", 0.001, 0.999, NULL, "Share of positive labels."},
     {"threads", BD_OPT_I64, AT(threads), "0", 0, 64, NULL,
      "Threads that make rows, 0: one per core. The number changes no byte."},
+    {"format", BD_OPT_ENUM, AT(format), "table", 0, 0, "table|json",
+     "How the result is printed; also -o. table: a line RESULT {...}; json: the object alone."},
 };
 
 static const bd_opt *options(size_t *n)
@@ -71,7 +73,7 @@ static bd_status print_result(const cli_io *io, const datagen_flags *f, const cl
     (void)fprintf(io->err, "[datagen] nobody can reach more than AUC %.4f on these rows\n",
                   r->bayes_auc);
     if (text != NULL) {
-        (void)fprintf(io->out, "RESULT %s\n", text);
+        cli_cmd_print_result(io, f->format, text);
     }
     bd_json_deinit(&j);
     return text != NULL ? BD_OK : bd_err_set(err, BD_E_NOMEM, "datagen: result");

@@ -28,7 +28,7 @@ static const bd_opt table[] = {
      "Folder of a run of `braid run` on this host, instead of --coordinator."},
     {"timeout", BD_OPT_DURATION_MS, AT(timeout_ms), "5s", 100, 600000, NULL,
      "How long one question may take."},
-    {"format", BD_OPT_ENUM, AT(format), "table", 0, 0, "table|json", "What is printed."},
+    {"format", BD_OPT_ENUM, AT(format), "table", 0, 0, "table|json", "What is printed; also -o."},
     RPC_SECURITY_ROWS(SEC),
 };
 

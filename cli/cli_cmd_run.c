@@ -21,6 +21,7 @@ typedef struct run_flags {
     int64_t workers, servers, threads, port, max_restarts;
     int64_t ready_timeout_ms;
     const char *resume, *run_dir, *ps_bin, *worker_bin, *store;
+    const char *format; /* run; NULL: predict */
     bool dry_run, verbose;
     const char *input, *output; /* predict */
 } run_flags;
@@ -60,6 +61,8 @@ static const bd_opt run_rows[] = {
      "checkpoint's name."},
     {"dry_run", BD_OPT_BOOL, AT(dry_run), "false", 0, 0, NULL,
      "Checks the job, reads the data, runs one batch without servers, and ends."},
+    {"format", BD_OPT_ENUM, AT(format), "table", 0, 0, "table|json",
+     "How the result is printed; also -o. table: a line RESULT {...}; json: the object alone."},
 };
 
 static const bd_opt predict_rows[] = {
@@ -383,7 +386,7 @@ static bd_status launch(plan *p, int *exit_code, bd_err *err)
         *exit_code = result.exit_code;
     }
     if (rc == BD_OK && result.exit_code == BD_EXIT_OK && result.result != NULL) {
-        (void)fprintf(p->io->out, "RESULT %s\n", result.result);
+        cli_cmd_print_result(p->io, p->flags.format, result.result);
     } else if (rc == BD_OK && result.exit_code == BD_EXIT_OK && !p->predict && !p->flags.dry_run) {
         rc = bd_err_set(err, BD_E_INTERNAL, "worker-0 ended well, but without a RESULT: see %s",
                         opt.run_dir);

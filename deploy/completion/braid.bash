@@ -14,10 +14,11 @@ _braid() {
   fi
   case ${COMP_WORDS[1]} in
   run)
-    flags="--help --workers --resume --dry-run --servers --run-dir --threads --port --store --ready-timeout --max-restarts --verbose --ps-bin --worker-bin"
+    flags="--help --workers --resume --dry-run --format --servers --run-dir --threads --port --store --ready-timeout --max-restarts --verbose --ps-bin --worker-bin"
     case $prev in
     --workers) return ;;
     --resume) files=1 ;;
+    --format | -o) words="table json" ;;
     --servers) return ;;
     --run-dir) files=1 ;;
     --threads) return ;;
@@ -87,7 +88,7 @@ _braid() {
     esac
     ;;
   datagen)
-    flags="--help --rows --test-rows --out --test-out --seed --cardinality --zipf --fields --rank --linear --auc --ctr --threads"
+    flags="--help --rows --test-rows --out --test-out --seed --cardinality --zipf --fields --rank --linear --auc --ctr --threads --format"
     case $prev in
     --rows) return ;;
     --test-rows) return ;;
@@ -102,6 +103,7 @@ _braid() {
     --auc) return ;;
     --ctr) return ;;
     --threads) return ;;
+    --format | -o) words="table json" ;;
     *)
       ;;
     esac

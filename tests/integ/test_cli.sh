@@ -104,5 +104,12 @@ if command -v python3 >/dev/null; then
   check "ckpt list -o json" is_json "$out"
   braid version -o json
   check "version -o json" is_json "$out"
+  braid datagen --rows 100 --out few.tsv -o json
+  check "datagen -o json" is_json "$out"
+  check "is the object of its RESULT line" out_says '^\{"bayes_auc":.*"rows":100,.*"out":"few.tsv".*\}$'
+  braid datagen --rows 100 --out few.tsv
+  check "datagen without it" out_says '^RESULT \{"bayes_auc":'
+  braid datagen --rows 100 --out few.tsv -o yaml
+  check "another format is refused" exits 2
 fi
 finish

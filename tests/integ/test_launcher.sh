@@ -25,6 +25,13 @@ check "workers get rank, world, threads" grep -qE -- "--rank 1 --world 2 --threa
 check "lines carry their author" err_says '^\[ps-1\] serving on 127.0.0.1:40001'
 check "the log has them too" grep -q "serving on" "$run/ps-0.log"
 check "servers were asked to stop" test -f "$run/ps-0/stopped"
+fresh
+braid run job.yaml -o json
+check "-o json: the object is all of stdout" test "$(cat "$out")" = '{"auc": 0.5, "steps": 1}'
+FAKE_WORKER_0='exit 3' braid run job.yaml -o json
+check "and nothing is, when it fails" test ! -s "$out"
+fresh
+braid run job.yaml
 
 # Flags reach the job; the latest run is resumed in its own folder.
 first=$(readlink "$run")
