@@ -345,6 +345,15 @@ static bd_status take_cut(ps_shard *s, const ps_op *op, ps_cut *cut, bd_err *err
     return take.rc;
 }
 
+/* A checkpoint holds the rows as of record n. Tombstones that enough checkpoints hold may go. */
+static void note_cut(ps_shard *s, uint64_t n)
+{
+    s->cuts[s->n_cuts++ % PS_MAX_KEEP] = n;
+    if (s->n_cuts >= s->keep_tombstones) {
+        ps_store_forget_dead(s->store, s->cuts[(s->n_cuts - s->keep_tombstones) % PS_MAX_KEEP]);
+    }
+}
+
 /* The cut goes down and becomes the checkpoint. */
 static bd_status write_checkpoint(ps_shard *s, ps_op *op, ps_cut *cut, bd_err *err)
 {
@@ -363,6 +372,7 @@ static bd_status write_checkpoint(ps_shard *s, ps_op *op, ps_cut *cut, bd_err *e
     if (rc == BD_OK) {
         op->n_rows = cut->n_rows;
         ps_cut_deinit(cut);
+        note_cut(s, applied_n);
         rc = cut_journal(s, applied_n, err);
         tell_room(s, false);
         (void)atomic_fetch_add(&s->checkpoints, 1);
@@ -544,6 +554,7 @@ static bd_status open_job(ps_shard *s, ps_op *op, bd_err *err)
         ps_store *old = s->store;
         s->store = w.store;
         s->rows_no = w.rows_no;
+        s->n_cuts = 0;
         w.store = old; /* closed below */
         atomic_store_explicit(&s->applied_n, ps_journal_next(s->journal).n - 1,
                               memory_order_release);

@@ -43,6 +43,10 @@ const bd_opt ps_option_table[] = {
      "Memory the server may use; rows that do not fit stay on the disk. 0: four fifths of the "
      "control "
      "group's limit, without one no limit."},
+    {"keep_tombstones", BD_OPT_I64, AT(keep_tombstones), "2", 1, 64, NULL,
+     "The tombstone of an evicted row stays until so many checkpoints made since the start hold "
+     "it; "
+     "merges of the row store leave it out after that."},
     {"threads", BD_OPT_I64, AT(threads), "0", 0, 1024, NULL,
      "Handler threads; 0: one per core, at least 4."},
     {"register_wait", BD_OPT_DURATION_MS, AT(register_wait), "60s", 100, 86400000, NULL,

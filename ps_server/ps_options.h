@@ -21,6 +21,7 @@ typedef struct ps_options {
     int64_t bound_wait;                /* ms */
     bool salvage;
     int64_t memory_budget; /* bytes */
+    int64_t keep_tombstones;
     int64_t threads;
     int64_t register_wait;  /* ms */
     int64_t autograd_lease; /* ms */

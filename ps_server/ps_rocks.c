@@ -82,6 +82,9 @@ static void set_options(ps_rocks *r, bool journal, const ps_rocks_limits *limits
         rocksdb_options_set_memtable_whole_key_filtering(o, 1);
         set_row_tables(r, limits->cache_bytes == 0 ? ROWS_CACHE_BYTES : limits->cache_bytes);
         rocksdb_options_set_target_file_size_base(o, 64ull << 20);
+        if (limits->forget != NULL) {
+            rocksdb_options_set_compaction_filter(o, limits->forget);
+        }
         rocksdb_options_set_max_bytes_for_level_base(o, 512ull << 20);
     }
     rocksdb_options_set_block_based_table_factory(o, r->table_options);

@@ -31,6 +31,8 @@ typedef struct ps_rocks {
 typedef struct ps_rocks_limits {
     size_t memtable_bytes; /* of one; there are two */
     size_t cache_bytes;    /* blocks, indexes and filters; rows only */
+    /* What merging of files leaves out; rows only. Borrowed until close; NULL: nothing. */
+    rocksdb_compactionfilter_t *forget;
 } ps_rocks_limits;
 
 /* A journal keeps its memtable small in number and big in size and replays its log strictly; a row

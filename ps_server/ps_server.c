@@ -278,6 +278,7 @@ static bd_status open_parts(ps_server *s, const ps_options *opt, bd_err *err)
                            .journal_cap_bytes = (size_t)opt->journal_cap,
                            .stage_bytes = (size_t)opt->staged_limit,
                            .bound_wait_ms = opt->bound_wait,
+                           .keep_tombstones = (size_t)opt->keep_tombstones,
                            .salvage = opt->salvage};
     ps_service_options vo = {.instance = s->instance, .health = s->health};
     bd_status rc = find_budget(opt, &so.memory_bytes, err);

@@ -343,6 +343,9 @@ static void init_fields(ps_shard *s, const ps_shard_options *opt)
     s->stage_bytes = s->stage_bytes > most ? most : s->stage_bytes;
     s->tables.budget = &s->budget;
     s->wall = opt->wall;
+    s->keep_tombstones = opt->keep_tombstones == 0            ? PS_DEFAULT_KEEP
+                         : opt->keep_tombstones < PS_MAX_KEEP ? opt->keep_tombstones
+                                                              : PS_MAX_KEEP;
     s->bound_wait_ms = opt->bound_wait_ms == 0 ? DEFAULT_BOUND_WAIT_MS : opt->bound_wait_ms;
     (void)pthread_rwlock_init(&s->tables_lock, NULL);
     (void)pthread_mutex_init(&s->core_lock, NULL);

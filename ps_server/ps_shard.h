@@ -45,6 +45,7 @@ typedef struct ps_shard_options {
     size_t journal_cap_bytes; /* 0: 512 MiB; the keeper writes rows back beyond it */
     size_t stage_bytes;       /* 0: 1 GiB; see ps_step_new */
     int64_t bound_wait_ms; /* 0: 90 s; bounded: how long a rank may say nothing while others wait */
+    size_t keep_tombstones; /* checkpoints that must hold one before it may go, 1 to 64; 0: 2 */
     bool salvage; /* keep what is whole of a damaged journal and damaged rows; the job is E_LOST
                      then */
     size_t memory_bytes;  /* budget of the whole process (ps_budget.h); 0: none */

@@ -13,6 +13,8 @@
 #include <stdatomic.h>
 
 #define PS_MAX_IN_FLIGHT 256u
+#define PS_MAX_KEEP      64u /* keep_tombstones */
+#define PS_DEFAULT_KEEP  2u
 /* Fact of area 'M', u64 job epoch: rows have changed that no record knows (durability checkpoint).
  * A start that finds it has lost them; only an orderly stop and a restore take it away. */
 #define PS_UNSAFE "unsafe"
@@ -89,6 +91,9 @@ struct ps_shard {
     _Atomic bool saving; /* a cut is answered, and not yet written */
     ps_saved saved;      /* keeper's: the last cut that was answered before it was written */
     char last_ckpt[PS_MAX_NAME_BYTES + 1]; /* keeper's: the last one made since the start */
+    size_t keep_tombstones;                /* checkpoints */
+    size_t n_cuts;                         /* keeper's: checkpoints since the start or a restore */
+    uint64_t cuts[PS_MAX_KEEP];            /* keeper's: applied_n of the last ones, in a ring */
     uint64_t rows_no;                      /* keeper's: the folder rows-<no> */
     struct ps_reap *reap;                  /* owned: ps_reap.h says whose part is what */
     ps_plan *plan;                         /* commit thread's */

@@ -7,6 +7,7 @@
 
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -37,6 +38,8 @@ struct ps_store {
     uint64_t n_made; /* files for ingestion: a name for the next */
     size_t n_builders;
     unsigned long max_loose_files;
+    rocksdb_compactionfilter_t *forget;
+    _Atomic uint64_t forget_n; /* tombstones of records up to it are left out by merges */
 };
 
 /* Files that are only read through: large blocks, no filters. Half the work of making them. */
@@ -73,18 +76,60 @@ void ps_store_set_builders(ps_store *s, size_t n)
     s->n_builders = n == 0 ? 1 : (n < PS_STORE_MAX_BUILDERS ? n : PS_STORE_MAX_BUILDERS);
 }
 
+/* ---- tombstones ---- */
+static void no_destructor(void *store)
+{
+    (void)store;
+}
+
+static const char *filter_name(void *store)
+{
+    (void)store;
+    return "braid.tombstones";
+}
+
+/* A merge asks about the newest value of a key; older ones are gone whatever the answer is.
+ * NOLINTBEGIN(readability-function-size,readability-non-const-parameter): RocksDB's signature */
+static unsigned char forgets(void *store, int level, const char *key, size_t key_bytes,
+                             const char *value, size_t value_bytes, char **new_value,
+                             size_t *new_bytes, unsigned char *changed)
+{
+    const ps_store *s = store;
+    (void)level;
+    (void)key;
+    (void)key_bytes;
+    (void)new_value;
+    (void)new_bytes;
+    *changed = 0;
+    return value_bytes == PS_ENTRY_META_BYTES &&
+           ps_get_le64((const uint8_t *)value + 8) <=
+               atomic_load_explicit(&s->forget_n, memory_order_relaxed);
+}
+/* NOLINTEND(readability-function-size,readability-non-const-parameter) */
+
+void ps_store_forget_dead(ps_store *s, uint64_t n)
+{
+    uint64_t had = atomic_load_explicit(&s->forget_n, memory_order_relaxed);
+    if (n > had) {
+        atomic_store_explicit(&s->forget_n, n, memory_order_relaxed);
+    }
+}
+
 bd_status ps_store_open(const char *path, const ps_budget *budget, ps_store **out, bd_err *err)
 {
     ps_store *s = bd_calloc(1, sizeof *s);
     if (s == NULL) {
         return bd_err_set(err, BD_E_NOMEM, "row store: no memory");
     }
-    ps_rocks_limits limits = {0};
+    s->forget = rocksdb_compactionfilter_create(s, no_destructor, forgets, filter_name);
+    ps_rocks_limits limits = {.forget = s->forget};
     if (ps_budget_limits(budget)) {
-        limits = (ps_rocks_limits){budget->memtable_bytes, budget->cache_bytes};
+        limits.memtable_bytes = budget->memtable_bytes;
+        limits.cache_bytes = budget->cache_bytes;
     }
     bd_status rc = ps_rocks_open_within(&s->rocks, path, false, &limits, err);
     if (rc != BD_OK) {
+        rocksdb_compactionfilter_destroy(s->forget);
         bd_free(s);
         return bd_err_wrap(err, "row store");
     }
@@ -116,6 +161,7 @@ void ps_store_close(ps_store *s)
         rocksdb_readoptions_destroy(s->point);
         rocksdb_envoptions_destroy(s->env);
         rocksdb_ingestexternalfileoptions_destroy(s->ingest);
+        rocksdb_compactionfilter_destroy(s->forget);
         bd_free(s);
     }
 }

@@ -42,6 +42,11 @@ bd_status ps_store_flush(ps_store *s, bd_err *err) BD_MUST_CHECK;
 /* Freezes what is flushed into the folder (must not exist) by hard links. */
 bd_status ps_store_freeze(ps_store *s, const char *folder, bd_err *err) BD_MUST_CHECK;
 
+/* ps_store_forget_dead - tombstones of records up to number n are left out when RocksDB merges the
+ * files they are in, on its own threads: the next reads may find them or not. Any thread; n never
+ * goes back. */
+void ps_store_forget_dead(ps_store *s, uint64_t n);
+
 typedef bd_status (*ps_entry_fn)(void *user, const uint8_t *key, size_t key_bytes,
                                  const uint8_t *value, size_t value_bytes, bd_err *err);
 /* Every row in key order. */

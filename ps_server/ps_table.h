@@ -33,7 +33,8 @@ ps_table *ps_table_new(const ps_spec *spec, ps_budget *budget);
 void ps_table_free(ps_table *t);
 const ps_spec *ps_table_spec(const ps_table *t);
 uint64_t ps_table_n_rows(const ps_table *t); /* in memory and on the disk */
-uint64_t ps_table_n_away(const ps_table *t); /* on the disk only (tombstones included) */
+/* On the disk only, tombstones included, also those that a merge has left out since the start. */
+uint64_t ps_table_n_away(const ps_table *t);
 /* Gradients that the table's policy (ps_policy.h) was asked about, and the key of the last count.
  * Any thread; a count and its key may be read a moment apart. */
 void ps_table_count_bad(ps_table *t, size_t n_rows, uint64_t key);

@@ -3,9 +3,11 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
+#include "ps_server/ps_bytes.h"
 #include "ps_server/ps_catalog.h"
 #include "ps_server/ps_diff.h"
 #include "ps_server/ps_evict.h"
+#include "ps_server/ps_store.h"
 
 #include "tests/util/tu_shard.h"
 
@@ -21,7 +23,8 @@
 
 #include <cmocka.h>
 
-#define DIM TU_SHARD_DIM
+#define DIM          TU_SHARD_DIM
+#define MERGE_ROUNDS 500 /* checkpoints until RocksDB has merged: a file each, 24 or so */
 
 static char dir[64];
 static bd_clock_virtual wall;
@@ -341,6 +344,62 @@ static void checkpoints_know_what_went(void **state)
     ps_catalog_deinit(&c);
 }
 
+static bd_status count_dead(void *user, const uint8_t *key, size_t key_bytes, const uint8_t *value,
+                            size_t value_bytes, bd_err *err)
+{
+    (void)key_bytes;
+    (void)value;
+    (void)err;
+    bool mine = ps_get_be32(key) == ps_table_id("t") && ps_get_be64(key + 4) < 1000;
+    *(size_t *)user += mine && value_bytes == PS_ENTRY_META_BYTES;
+    return BD_OK;
+}
+
+/* Tombstones of keys 0..999 in a checkpoint. */
+static size_t n_dead_of(const char *name)
+{
+    char path[128];
+    size_t n = 0;
+    bd_err err;
+    ps_store *rows = NULL;
+    (void)snprintf(path, sizeof path, "%s/checkpoints/%s/rows", dir, name);
+    tu_must(ps_store_open(path, NULL, &rows, &err), &err);
+    tu_must(ps_store_each(rows, count_dead, &n, &err), &err);
+    ps_store_close(rows);
+    return n;
+}
+
+/* keep_tombstones checkpoints hold them; then they go with the merges that checkpoints bring. */
+static void tombstones_go_after_some_checkpoints(void **state)
+{
+    (void)state;
+    uint32_t t = 0;
+    bd_err err;
+    char name[32];
+    uint64_t step = 1;
+    ps_shard *s = open_job(&t, "ttl(steps=3, every=1)");
+    push(s, t, step++, 0, 1000);
+    while (step < 8) {
+        push(s, t, step++, 5000, 1); /* the others go */
+    }
+    assert_int_equal(tu_stats(s).n_rows, 1);
+    for (int i = 1; i <= 2; i++, step++) {
+        push(s, t, step, 5000, 1);
+        (void)snprintf(name, sizeof name, "c%d", i);
+        tu_must(tu_checkpoint(s, name, 1, step, &err), &err);
+        assert_int_equal(n_dead_of(name), 1000);
+    }
+    size_t left = 1000;
+    for (int i = 3; i < MERGE_ROUNDS && left > 0; i++, step++) {
+        push(s, t, step, 6000 + (uint64_t)i * 1000, 1000);
+        (void)snprintf(name, sizeof name, "c%d", i);
+        tu_must(tu_checkpoint(s, name, 1, step, &err), &err);
+        left = n_dead_of(name);
+    }
+    assert_int_equal(left, 0);
+    tu_shard_close(s);
+}
+
 /* With a budget that holds a part of the table: rows come and go, the limit holds, and a tombstone
  * is read as new wherever it is. */
 static void a_tiered_table_evicts(void **state)
@@ -382,6 +441,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(small_rows_go, begin, end),
         cmocka_unit_test_setup_teardown(crashes_change_nothing, begin, end),
         cmocka_unit_test_setup_teardown(checkpoints_know_what_went, begin, end),
+        cmocka_unit_test_setup_teardown(tombstones_go_after_some_checkpoints, begin, end),
         cmocka_unit_test_setup_teardown(a_tiered_table_evicts, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

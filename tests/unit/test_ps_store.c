@@ -17,8 +17,9 @@
 
 #include <cmocka.h>
 
-#define VALUE_BYTES 40u
-#define ENTRY_BYTES (PS_ENTRY_KEY_BYTES + VALUE_BYTES)
+#define VALUE_BYTES  40u
+#define MERGE_ROUNDS 2000 /* a merge begins with the 24th file or so, on a thread of its own */
+#define ENTRY_BYTES  (PS_ENTRY_KEY_BYTES + VALUE_BYTES)
 
 static char dir[64];
 
@@ -74,6 +75,47 @@ static bd_status see(void *user, const uint8_t *key, size_t key_bytes, const uin
     }
     s->n++;
     return BD_OK;
+}
+
+static void write_rows(ps_store *s, const ps_entries *e)
+{
+    bd_err err;
+    assert_int_equal(ps_store_write(s, e, 1, false, NULL, NULL, &err), BD_OK);
+    assert_int_equal(ps_store_flush(s, &err), BD_OK);
+}
+
+/* Tombstones of old records leave with a merge, others stay, and a row that came after one, too. */
+static void merges_leave_old_tombstones_out(void **state)
+{
+    char path[128];
+    ps_store *s = NULL;
+    bd_err err;
+    seen all = {.n = 0};
+    (void)state;
+    (void)snprintf(path, sizeof path, "%s/rows", dir);
+    assert_int_equal(ps_store_open(path, NULL, &s, &err), BD_OK);
+    ps_entries e = entries_of(9, 1000); /* 200 tombstones */
+    for (size_t i = 0; i < e.n; i++) {
+        ps_put_le64(e.bytes + i * ENTRY_BYTES + PS_ENTRY_KEY_BYTES + 8, i);
+    }
+    write_rows(s, &e);
+    ps_entries back = e; /* one of the dead is pushed again */
+    back.n = 1;
+    back.bytes = e.bytes + (size_t)4 * ENTRY_BYTES;
+    ps_put_le32(back.bytes + PS_ENTRY_KEY_BYTES, 1u);
+    write_rows(s, &back);
+    ps_store_forget_dead(s, 499);
+    ps_entries other = entries_of(10, 1000); /* what RocksDB merges it with */
+    for (int i = 0; i < MERGE_ROUNDS && (i == 0 || all.n_dead > 100); i++) {
+        write_rows(s, &other);
+        all = (seen){.n = 0};
+        assert_int_equal(ps_store_range(s, 9, 0, see, &all, &err), BD_OK);
+    }
+    assert_int_equal(all.n_dead, 100);
+    assert_int_equal(all.n, 901);
+    ps_store_close(s);
+    ps_entries_deinit(&e);
+    ps_entries_deinit(&other);
 }
 
 static size_t n_gates;
@@ -143,6 +185,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(builders_write_what_one_writes, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(merges_leave_old_tombstones_out, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(nothing_passes_a_shut_gate, make_dir, drop_dir),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
