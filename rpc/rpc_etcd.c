@@ -21,11 +21,6 @@
 
 enum { OP_TTL_S = 3600, MAX_KEY_BYTES = 1024 };
 
-static etcd *of_kv(bd_kv *kv)
-{
-    return (etcd *)(void *)((char *)kv - offsetof(etcd, kv));
-}
-
 static etcd *of_store(rpc_store *s)
 {
     return (etcd *)(void *)s;
@@ -114,13 +109,6 @@ static bd_status read_key(etcd *e, const char *full, found *out, bd_err *err)
 }
 
 /* ---- waiting ---- */
-typedef struct wait {
-    const char *key;   /* as the user knows it */
-    const char *known; /* OTHER; NULL: absent */
-    int64_t at_least;  /* NUMBER */
-    enum { WAIT_EXISTS, WAIT_OTHER, WAIT_NUMBER } what;
-} wait;
-
 static bd_status number_of(const char *key, const found *f, int64_t *out, bd_err *err)
 {
     char *end = NULL;
@@ -134,14 +122,14 @@ static bd_status number_of(const char *key, const found *f, int64_t *out, bd_err
     return ok ? BD_OK : bd_err_set(err, BD_E_STATE, "the value of key \"%s\" is not a number", key);
 }
 
-static bd_status is_over(const wait *w, const found *f, bool *over, bd_err *err)
+static bd_status is_over(const rpc_store_wait *w, const found *f, bool *over, bd_err *err)
 {
     int64_t number = 0;
     bd_status rc = BD_OK;
-    if (w->what == WAIT_NUMBER) {
+    if (w->what == RPC_STORE_NUMBER) {
         rc = number_of(w->key, f, &number, err);
         *over = number >= w->at_least;
-    } else if (w->what == WAIT_OTHER) {
+    } else if (w->what == RPC_STORE_OTHER) {
         bool same =
             w->known == NULL ? f->val == NULL : f->val != NULL && strcmp(f->val, w->known) == 0;
         *over = !same;
@@ -153,7 +141,8 @@ static bd_status is_over(const wait *w, const found *f, bool *over, bd_err *err)
 
 /* Reads, and watches until the wait is over: *out (owned value) is what ended it. BD_E_TIMEOUT: it
  * is not, after timeout_ms. */
-static bd_status wait_for(etcd *e, const wait *w, int64_t timeout_ms, found *out, bd_err *err)
+static bd_status wait_for(etcd *e, const rpc_store_wait *w, int64_t timeout_ms, found *out,
+                          bd_err *err)
 {
     const int64_t year_ms = 365LL * 24 * 3600 * 1000;
     int64_t end_ns = bd_mono_ns() + (timeout_ms < year_ms ? timeout_ms : year_ms) * BD_NS_PER_MS;
@@ -181,7 +170,7 @@ static bd_status wait_for(etcd *e, const wait *w, int64_t timeout_ms, found *out
     return rc;
 }
 
-/* ---- the table of bd_kv ---- */
+/* ---- keys and values ---- */
 static bd_status put(etcd *e, const char *key, const void *val, size_t n_bytes, int64_t lease,
                      bd_err *err)
 {
@@ -202,74 +191,26 @@ static bd_status put(etcd *e, const char *key, const void *val, size_t n_bytes, 
     return rc;
 }
 
-static bd_status kv_set(bd_kv *kv, const char *key, const void *val, size_t n_bytes, bd_err *err)
+static bd_status etcd_set(rpc_store *s, const char *key, const void *val, size_t n_bytes,
+                          bd_err *err)
 {
-    bd_err local = BD_ERR_INIT;
-    return put(of_kv(kv), key, val, n_bytes, 0, err != NULL ? err : &local);
+    return put(of_store(s), key, val, n_bytes, 0, err);
 }
 
-static bd_status kv_get(bd_kv *kv, const char *key, int64_t timeout_ms, char **val, size_t *n_bytes,
-                        bd_err *err)
+static bd_status etcd_wait(rpc_store *s, const rpc_store_wait *w, int64_t timeout_ms,
+                           rpc_store_value *out, bd_err *err)
 {
     found f = {0};
-    bd_err local = BD_ERR_INIT;
-    const wait w = {.key = key, .what = WAIT_EXISTS};
-    err = err != NULL ? err : &local;
-    bd_status rc = wait_for(of_kv(kv), &w, timeout_ms, &f, err);
-    if (rc == BD_E_TIMEOUT) {
-        return timeout_ms == 0
-                   ? bd_err_set(err, BD_E_NOT_FOUND, "kv get %s: no such key", key)
-                   : bd_err_set(err, BD_E_TIMEOUT, "kv get %s: not set within %" PRId64 " ms", key,
-                                timeout_ms);
-    }
-    if (rc == BD_OK) {
-        *val = f.val;
-        if (n_bytes != NULL) {
-            *n_bytes = f.n_bytes;
-        }
-    }
+    bd_status rc = wait_for(of_store(s), w, timeout_ms, &f, err);
+    *out = (rpc_store_value){.val = f.val, .n_bytes = f.n_bytes};
     return rc;
 }
 
-static bd_status kv_get_other(bd_kv *kv, const char *key, const char *known, int64_t timeout_ms,
-                              char **val, bd_err *err)
+static bd_status etcd_del(rpc_store *s, const char *key, bd_err *err)
 {
-    found f = {0};
-    bd_err local = BD_ERR_INIT;
-    const wait w = {.key = key, .known = known, .what = WAIT_OTHER};
-    err = err != NULL ? err : &local;
-    bd_status rc = wait_for(of_kv(kv), &w, timeout_ms, &f, err);
-    if (rc == BD_E_TIMEOUT) {
-        return bd_err_set(err, rc, "kv get %s: the same after %" PRId64 " ms", key, timeout_ms);
-    }
-    if (rc == BD_OK) {
-        *val = f.val;
-    }
-    return rc;
-}
-
-static bd_status kv_wait_at_least(bd_kv *kv, const char *key, int64_t at_least, int64_t timeout_ms,
-                                  bd_err *err)
-{
-    found f = {0};
-    bd_err local = BD_ERR_INIT;
-    const wait w = {.key = key, .at_least = at_least, .what = WAIT_NUMBER};
-    err = err != NULL ? err : &local;
-    bd_status rc = wait_for(of_kv(kv), &w, timeout_ms, &f, err);
-    bd_free(f.val);
-    return rc != BD_E_TIMEOUT
-               ? rc
-               : bd_err_set(err, rc, "kv wait %s: not %" PRId64 " within %" PRId64 " ms", key,
-                            at_least, timeout_ms);
-}
-
-static bd_status kv_del(bd_kv *kv, const char *key, bd_err *err)
-{
-    etcd *e = of_kv(kv);
-    bd_err local = BD_ERR_INIT;
+    etcd *e = of_store(s);
     Etcdserverpb__DeleteRangeRequest req;
     ProtobufCMessage *msg = NULL;
-    err = err != NULL ? err : &local;
     char *full = full_key(e, "kv", key, err);
     if (full == NULL) {
         return code_of(err);
@@ -431,11 +372,6 @@ static bd_status etcd_add(rpc_store *s, uint64_t op_id, const char *key, int64_t
     return rc;
 }
 
-static bd_status kv_add(bd_kv *kv, const char *key, int64_t by, int64_t *after, bd_err *err)
-{
-    return etcd_add(&of_kv(kv)->store, rpc_store_op_id(), key, by, after, err);
-}
-
 static bd_status etcd_swap(rpc_store *s, uint64_t op_id, const char *key, const char *expected,
                            const char *desired, bool *swapped, bd_err *err)
 {
@@ -466,21 +402,13 @@ static bd_status etcd_swap(rpc_store *s, uint64_t op_id, const char *key, const 
     return rc;
 }
 
-static bd_status kv_compare_set(bd_kv *kv, const char *key, const char *expected,
-                                const char *desired, bool *swapped, bd_err *err)
-{
-    return etcd_swap(&of_kv(kv)->store, rpc_store_op_id(), key, expected, desired, swapped, err);
-}
-
 /* ---- signs of life ---- */
-static bd_status kv_set_for(bd_kv *kv, const char *key, const char *val, int64_t ttl_ms,
-                            bd_err *err)
+static bd_status etcd_set_for(rpc_store *s, const char *key, const char *val, int64_t ttl_ms,
+                              bd_err *err)
 {
-    etcd *e = of_kv(kv);
-    bd_err local = BD_ERR_INIT;
+    etcd *e = of_store(s);
     int64_t lease = 0;
     bool again = false;
-    err = err != NULL ? err : &local;
     bd_status rc = etcd_key_lease(e, key, val, (ttl_ms + 999) / 1000, &lease, &again, err);
     if (rc != BD_OK || again) {
         return rc;
@@ -496,23 +424,18 @@ static bd_status kv_set_for(bd_kv *kv, const char *key, const char *val, int64_t
 bd_status rpc_etcd_new(rpc_env *env, const char *url, const rpc_store_options *opt, rpc_store **out,
                        bd_err *err)
 {
+    static const rpc_store_ops ops = {
+        .set = etcd_set, .set_for = etcd_set_for, .del = etcd_del, .wait = etcd_wait};
     etcd *e = NULL;
     bd_status rc = etcd_io_new(env, url, opt, &e, err);
     if (rc != BD_OK) {
         return rc;
     }
-    e->kv = (bd_kv){.set = kv_set,
-                    .get = kv_get,
-                    .add = kv_add,
-                    .compare_set = kv_compare_set,
-                    .del = kv_del,
-                    .wait_at_least = kv_wait_at_least,
-                    .set_for = kv_set_for,
-                    .get_other = kv_get_other};
-    e->store.kv = &e->kv;
-    e->store.add_once = etcd_add;
-    e->store.swap_once = etcd_swap;
-    rpc_store_over_kv(&e->store);
-    *out = &e->store;
+    rpc_store *s = &e->base.store;
+    rpc_store_base_init(&e->base, &ops);
+    s->add_once = etcd_add;
+    s->swap_once = etcd_swap;
+    rpc_store_over_kv(s);
+    *out = s;
     return BD_OK;
 }

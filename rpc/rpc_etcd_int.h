@@ -21,8 +21,7 @@ typedef struct etcd_lease {
 } etcd_lease;
 
 typedef struct etcd {
-    rpc_store store; /* first: the pointers are the same */
-    bd_kv kv;
+    rpc_store_base base;    /* first: the pointers are the same */
     char *prefix;           /* owned; without slashes at its ends */
     char *name;             /* owned; "etcd (host:port,...)" */
     rpc_channel **channels; /* owned, [n_channels] */

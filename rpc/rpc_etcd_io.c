@@ -38,7 +38,7 @@ static bd_status ask_all(etcd *e, const char *method, const ProtobufCMessage *re
 {
     bd_status rc = BD_E_UNAVAILABLE;
     size_t first = atomic_load(&e->current);
-    int64_t try_ms = e->store.wait_ms < TRY_MS ? e->store.wait_ms : TRY_MS;
+    int64_t try_ms = e->base.store.wait_ms < TRY_MS ? e->base.store.wait_ms : TRY_MS;
     for (size_t i = 0; i < e->n_channels; i++) {
         size_t at = (first + i) % e->n_channels;
         rc = ask_one(e->channels[at], method, request, type, try_ms, reply, err);
@@ -59,7 +59,7 @@ bd_status etcd_ask(etcd *e, const char *method, const ProtobufCMessage *request,
     rpc_store_trouble trouble = {0};
     bd_err local = BD_ERR_INIT;
     while (ask_all(e, method, request, reply_type, reply, &local) != BD_OK) {
-        if (!rpc_store_again(&trouble, e->name, e->store.wait_ms, &local)) {
+        if (!rpc_store_again(&trouble, e->name, e->base.store.wait_ms, &local)) {
             return bd_err_set(err, local.code, "%s", bd_err_text(&local));
         }
     }
@@ -365,8 +365,8 @@ bd_status etcd_io_new(rpc_env *env, const char *url, const rpc_store_options *op
         return bd_err_set(err, BD_E_NOMEM, "etcd");
     }
     (void)pthread_mutex_init(&e->lock, NULL);
-    e->store.wait_ms = opt->wait_ms;
-    e->store.free = etcd_free;
+    e->base.store.wait_ms = opt->wait_ms;
+    e->base.store.free = etcd_free;
     e->name = bd_strfmt("etcd (%s)", endpoints);
     e->prefix = bd_strdup(slash != NULL && slash[1] != '\0' ? slash + 1 : "braid");
     bd_status rc = e->name == NULL || e->prefix == NULL
@@ -374,7 +374,7 @@ bd_status etcd_io_new(rpc_env *env, const char *url, const rpc_store_options *op
                        : connect_all(e, env, endpoints, opt->allow_insecure, err);
     bd_free(endpoints);
     if (rc != BD_OK) {
-        etcd_free(&e->store);
+        etcd_free(&e->base.store);
         return rc;
     }
     *out = e;

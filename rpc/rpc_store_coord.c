@@ -8,23 +8,16 @@
 #include "rpc/rpc_store_int.h"
 
 #include <braid/v1/coordinator.pb-c.h>
-#include <inttypes.h>
 #include <string.h>
 
 #define TRY_MS   10000 /* for a call that does not wait */
 #define SLICE_MS 20000 /* one waiting call; the server allows 30,000 */
 
 typedef struct coord {
-    rpc_store store; /* first: the pointers are the same */
-    bd_kv kv;
-    char *name; /* owned; "coordinator (host:port)" */
+    rpc_store_base base; /* first: the pointers are the same */
+    char *name;          /* owned; "coordinator (host:port)" */
     rpc_channel *channel;
 } coord;
-
-static coord *of_kv(bd_kv *kv)
-{
-    return (coord *)(void *)((char *)kv - offsetof(coord, kv));
-}
 
 static coord *of_store(rpc_store *s)
 {
@@ -81,8 +74,8 @@ static bd_status ask(coord *c, const question *q, ProtobufCMessage **reply, bd_e
     rpc_store_trouble trouble = {0};
     bd_err local = BD_ERR_INIT;
     int64_t try_ms = q->try_ms > 0 ? q->try_ms : TRY_MS;
-    if (!q->late_is_answer && c->store.wait_ms < try_ms) {
-        try_ms = c->store.wait_ms;
+    if (!q->late_is_answer && c->base.store.wait_ms < try_ms) {
+        try_ms = c->base.store.wait_ms;
     }
     for (;;) {
         bd_status rc = ask_once(c, q, try_ms, reply, &local);
@@ -90,7 +83,7 @@ static bd_status ask(coord *c, const question *q, ProtobufCMessage **reply, bd_e
             return rc;
         }
         if ((rc == BD_E_TIMEOUT && q->late_is_answer) ||
-            !rpc_store_again(&trouble, c->name, c->store.wait_ms, &local)) {
+            !rpc_store_again(&trouble, c->name, c->base.store.wait_ms, &local)) {
             return bd_err_set(err, local.code, "%s", bd_err_text(&local));
         }
     }
@@ -117,7 +110,7 @@ static bd_status ask_until(coord *c, question *q, uint32_t *wait_ms, int64_t tim
 }
 
 /* ---- keys and values ---- */
-static bd_status set(bd_kv *kv, const char *key, const void *val, size_t n_bytes, int64_t ttl_ms,
+static bd_status set(rpc_store *s, const char *key, const void *val, size_t n_bytes, int64_t ttl_ms,
                      bd_err *err)
 {
     Braid__V1__KvSetRequest req;
@@ -129,24 +122,25 @@ static bd_status set(bd_kv *kv, const char *key, const void *val, size_t n_bytes
     const question q = {.method = RPC_COORDINATOR "KvSet",
                         .request = &req.base,
                         .reply_type = &braid__v1__kv_set_reply__descriptor};
-    bd_status rc = ask(of_kv(kv), &q, &reply, err);
+    bd_status rc = ask(of_store(s), &q, &reply, err);
     px_unpacked_free(reply);
     return rc;
 }
 
-static bd_status kv_set(bd_kv *kv, const char *key, const void *val, size_t n_bytes, bd_err *err)
+static bd_status coord_set(rpc_store *s, const char *key, const void *val, size_t n_bytes,
+                           bd_err *err)
 {
-    return set(kv, key, val, n_bytes, 0, err);
+    return set(s, key, val, n_bytes, 0, err);
 }
 
-static bd_status kv_set_for(bd_kv *kv, const char *key, const char *val, int64_t ttl_ms,
+static bd_status coord_set_for(rpc_store *s, const char *key, const char *val, int64_t ttl_ms,
+                               bd_err *err)
+{
+    return set(s, key, val, strlen(val), ttl_ms, err);
+}
+
+static bd_status copy_value(const char *key, const ProtobufCBinaryData *from, rpc_store_value *out,
                             bd_err *err)
-{
-    return set(kv, key, val, strlen(val), ttl_ms, err);
-}
-
-static bd_status copy_value(const char *key, const ProtobufCBinaryData *from, char **val,
-                            size_t *n_bytes, bd_err *err)
 {
     char *copy = bd_alloc(from->len + 1);
     if (copy == NULL) {
@@ -156,63 +150,55 @@ static bd_status copy_value(const char *key, const ProtobufCBinaryData *from, ch
         memcpy(copy, from->data, from->len);
     }
     copy[from->len] = '\0';
-    *val = copy;
-    if (n_bytes != NULL) {
-        *n_bytes = from->len;
-    }
+    *out = (rpc_store_value){.val = copy, .n_bytes = from->len};
     return BD_OK;
 }
 
-static bd_status kv_get(bd_kv *kv, const char *key, int64_t timeout_ms, char **val, size_t *n_bytes,
-                        bd_err *err)
+static bd_status wait_value(coord *c, const rpc_store_wait *w, int64_t timeout_ms,
+                            rpc_store_value *out, bd_err *err)
 {
     Braid__V1__KvGetRequest req;
     ProtobufCMessage *msg = NULL;
     braid__v1__kv_get_request__init(&req);
-    req.key = text(key);
+    req.key = text(w->key);
+    if (w->what == RPC_STORE_OTHER) {
+        req.other = true;
+        req.known_absent = w->known == NULL;
+        req.known = w->known == NULL ? data(NULL, 0) : data(w->known, strlen(w->known));
+    }
     question q = {.method = RPC_COORDINATOR "KvGet",
                   .request = &req.base,
                   .reply_type = &braid__v1__kv_get_reply__descriptor};
-    bd_status rc = ask_until(of_kv(kv), &q, &req.wait_ms, timeout_ms, &msg, err);
-    if (rc == BD_E_TIMEOUT || rc == BD_E_NOT_FOUND) {
-        return timeout_ms == 0
-                   ? bd_err_set(err, BD_E_NOT_FOUND, "kv get %s: no such key", key)
-                   : bd_err_set(err, BD_E_TIMEOUT, "kv get %s: not set within %" PRId64 " ms", key,
-                                timeout_ms);
-    }
+    bd_status rc = ask_until(c, &q, &req.wait_ms, timeout_ms, &msg, err);
     if (rc == BD_OK) {
-        rc = copy_value(key, &((const Braid__V1__KvGetReply *)(const void *)msg)->value, val,
-                        n_bytes, err);
+        const Braid__V1__KvGetReply *r = (const void *)msg;
+        const bool absent = w->what == RPC_STORE_OTHER && r->absent;
+        rc = absent ? BD_OK : copy_value(w->key, &r->value, out, err);
     }
+    px_unpacked_free(msg);
+    return rc == BD_E_NOT_FOUND ? BD_E_TIMEOUT : rc;
+}
+
+static bd_status wait_number(coord *c, const rpc_store_wait *w, int64_t timeout_ms, bd_err *err)
+{
+    Braid__V1__KvWaitRequest req;
+    ProtobufCMessage *msg = NULL;
+    braid__v1__kv_wait_request__init(&req);
+    req.key = text(w->key);
+    req.at_least = w->at_least;
+    question q = {.method = RPC_COORDINATOR "KvWait",
+                  .request = &req.base,
+                  .reply_type = &braid__v1__kv_wait_reply__descriptor};
+    bd_status rc = ask_until(c, &q, &req.wait_ms, timeout_ms, &msg, err);
     px_unpacked_free(msg);
     return rc;
 }
 
-static bd_status kv_get_other(bd_kv *kv, const char *key, const char *known, int64_t timeout_ms,
-                              char **val, bd_err *err)
+static bd_status coord_wait(rpc_store *s, const rpc_store_wait *w, int64_t timeout_ms,
+                            rpc_store_value *out, bd_err *err)
 {
-    Braid__V1__KvGetRequest req;
-    ProtobufCMessage *msg = NULL;
-    braid__v1__kv_get_request__init(&req);
-    req.key = text(key);
-    req.other = true;
-    req.known_absent = known == NULL;
-    req.known = known == NULL ? data(NULL, 0) : data(known, strlen(known));
-    question q = {.method = RPC_COORDINATOR "KvGet",
-                  .request = &req.base,
-                  .reply_type = &braid__v1__kv_get_reply__descriptor};
-    bd_status rc = ask_until(of_kv(kv), &q, &req.wait_ms, timeout_ms, &msg, err);
-    if (rc == BD_E_TIMEOUT || rc == BD_E_NOT_FOUND) {
-        return bd_err_set(err, BD_E_TIMEOUT, "kv get %s: the same after %" PRId64 " ms", key,
-                          timeout_ms);
-    }
-    if (rc == BD_OK) {
-        const Braid__V1__KvGetReply *r = (const void *)msg;
-        *val = NULL;
-        rc = r->absent ? BD_OK : copy_value(key, &r->value, val, NULL, err);
-    }
-    px_unpacked_free(msg);
-    return rc;
+    return w->what == RPC_STORE_NUMBER ? wait_number(of_store(s), w, timeout_ms, err)
+                                       : wait_value(of_store(s), w, timeout_ms, out, err);
 }
 
 static bd_status coord_add(rpc_store *s, uint64_t op_id, const char *key, int64_t by,
@@ -233,11 +219,6 @@ static bd_status coord_add(rpc_store *s, uint64_t op_id, const char *key, int64_
     }
     px_unpacked_free(msg);
     return rc;
-}
-
-static bd_status kv_add(bd_kv *kv, const char *key, int64_t by, int64_t *after, bd_err *err)
-{
-    return coord_add(&of_kv(kv)->store, rpc_store_op_id(), key, by, after, err);
 }
 
 static bd_status coord_swap(rpc_store *s, uint64_t op_id, const char *key, const char *expected,
@@ -262,13 +243,7 @@ static bd_status coord_swap(rpc_store *s, uint64_t op_id, const char *key, const
     return rc;
 }
 
-static bd_status kv_compare_set(bd_kv *kv, const char *key, const char *expected,
-                                const char *desired, bool *swapped, bd_err *err)
-{
-    return coord_swap(&of_kv(kv)->store, rpc_store_op_id(), key, expected, desired, swapped, err);
-}
-
-static bd_status kv_del(bd_kv *kv, const char *key, bd_err *err)
+static bd_status coord_del(rpc_store *s, const char *key, bd_err *err)
 {
     Braid__V1__KvDeleteRequest req;
     ProtobufCMessage *msg = NULL;
@@ -277,28 +252,8 @@ static bd_status kv_del(bd_kv *kv, const char *key, bd_err *err)
     const question q = {.method = RPC_COORDINATOR "KvDelete",
                         .request = &req.base,
                         .reply_type = &braid__v1__kv_delete_reply__descriptor};
-    bd_status rc = ask(of_kv(kv), &q, &msg, err);
+    bd_status rc = ask(of_store(s), &q, &msg, err);
     px_unpacked_free(msg);
-    return rc;
-}
-
-static bd_status kv_wait_at_least(bd_kv *kv, const char *key, int64_t at_least, int64_t timeout_ms,
-                                  bd_err *err)
-{
-    Braid__V1__KvWaitRequest req;
-    ProtobufCMessage *msg = NULL;
-    braid__v1__kv_wait_request__init(&req);
-    req.key = text(key);
-    req.at_least = at_least;
-    question q = {.method = RPC_COORDINATOR "KvWait",
-                  .request = &req.base,
-                  .reply_type = &braid__v1__kv_wait_reply__descriptor};
-    bd_status rc = ask_until(of_kv(kv), &q, &req.wait_ms, timeout_ms, &msg, err);
-    px_unpacked_free(msg);
-    if (rc == BD_E_TIMEOUT) {
-        return bd_err_set(err, rc, "kv wait %s: not %" PRId64 " within %" PRId64 " ms", key,
-                          at_least, timeout_ms);
-    }
     return rc;
 }
 
@@ -401,6 +356,8 @@ static void coord_free(rpc_store *s)
 bd_status rpc_store_coord_new(rpc_env *env, const char *address, const rpc_store_options *opt,
                               rpc_store **out, bd_err *err)
 {
+    static const rpc_store_ops ops = {
+        .set = coord_set, .set_for = coord_set_for, .del = coord_del, .wait = coord_wait};
     coord *c = bd_calloc(1, sizeof *c);
     char *name = c == NULL ? NULL : bd_strfmt("coordinator (%s)", address);
     if (name == NULL) {
@@ -408,28 +365,21 @@ bd_status rpc_store_coord_new(rpc_env *env, const char *address, const rpc_store
         return bd_err_set(err, BD_E_NOMEM, "store %s", address);
     }
     c->name = name;
-    c->kv = (bd_kv){.set = kv_set,
-                    .get = kv_get,
-                    .add = kv_add,
-                    .compare_set = kv_compare_set,
-                    .del = kv_del,
-                    .wait_at_least = kv_wait_at_least,
-                    .set_for = kv_set_for,
-                    .get_other = kv_get_other};
-    c->store = (rpc_store){.kv = &c->kv,
-                           .wait_ms = opt->wait_ms,
-                           .add_once = coord_add,
-                           .swap_once = coord_swap,
-                           .client_id = coord_client_id,
-                           .register_server = coord_register,
-                           .shard_map = coord_shard_map,
-                           .free = coord_free};
+    rpc_store *s = &c->base.store;
+    rpc_store_base_init(&c->base, &ops);
+    s->wait_ms = opt->wait_ms;
+    s->add_once = coord_add;
+    s->swap_once = coord_swap;
+    s->client_id = coord_client_id;
+    s->register_server = coord_register;
+    s->shard_map = coord_shard_map;
+    s->free = coord_free;
     const rpc_channel_options co = {.name = name, .allow_insecure = opt->allow_insecure};
     bd_status rc = rpc_channel_new(env, address, &co, &c->channel, err);
     if (rc != BD_OK) {
-        coord_free(&c->store);
+        coord_free(s);
         return rc;
     }
-    *out = &c->store;
+    *out = s;
     return BD_OK;
 }
