@@ -4,9 +4,13 @@ set(commit unknown)
 set(date unknown)
 find_program(GIT git)
 if(GIT)
-  execute_process(COMMAND ${GIT} -C ${SOURCE} log -1 --format=%h_%cs
+  # Twelve digits: git's own choice depends on how much of the history a clone has. A prefix: the source
+  # lies in another project's clone.
+  execute_process(COMMAND ${GIT} -C ${SOURCE} log -1 --abbrev=12 --format=%h_%cs
                   OUTPUT_VARIABLE head OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
-  if(NOT failed AND head MATCHES "^([0-9a-f]+)_([0-9-]+)$")
+  execute_process(COMMAND ${GIT} -C ${SOURCE} rev-parse --show-prefix
+                  OUTPUT_VARIABLE prefix OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(NOT failed AND prefix STREQUAL "" AND head MATCHES "^([0-9a-f]+)_([0-9-]+)$")
     set(commit ${CMAKE_MATCH_1})
     set(date ${CMAKE_MATCH_2})
     execute_process(COMMAND ${GIT} -C ${SOURCE} diff --quiet HEAD RESULT_VARIABLE dirty ERROR_QUIET)
