@@ -55,12 +55,6 @@ static const bd_opt table[] = {
     {"json", BD_OPT_BOOL, AT(json), "no", 0, 0, NULL, "One JSON object a line."},
 };
 
-static const bd_opt *options(size_t *n)
-{
-    *n = sizeof table / sizeof table[0];
-    return table;
-}
-
 /* Of all ranks, in shared memory. */
 typedef struct bench_shared {
     bd_err errors[MAX_RANKS];
@@ -475,5 +469,5 @@ const cli_cmd cli_bench_allreduce = {
     .name = "allreduce",
     .usage = "[--ranks N] [--backend shm|tcp|hier] [--bytes MIN:MAX] ...",
     .help = "Measures the ring on this machine: latency and bandwidth by size.",
-    .options = options,
+    CLI_OPTIONS(table),
     .run = run};

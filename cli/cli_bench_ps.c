@@ -61,12 +61,6 @@ static const bd_opt table[] = {
     {"json", BD_OPT_BOOL, AT(json), "no", 0, 0, NULL, "One JSON object a line."},
 };
 
-static const bd_opt *options(size_t *n)
-{
-    *n = sizeof table / sizeof table[0];
-    return table;
-}
-
 static bd_status parse_sizes(bench_ps *b, bd_err *err)
 {
     const bd_str_list *list = &b->flags->keys;
@@ -327,5 +321,5 @@ const cli_cmd cli_bench_ps = {
     .name = "ps",
     .usage = "--op lookup|push|mixed [--keys N,...] [--dim D] [--dist uniform|zipf] ...",
     .help = "Measures lookups and pushes of rows between clients and parameter servers.",
-    .options = options,
+    CLI_OPTIONS(table),
     .run = run};

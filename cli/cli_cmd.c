@@ -25,16 +25,10 @@ static const bd_opt version_table[] = {
 };
 enum { N_VERSION = sizeof version_table / sizeof version_table[0] };
 
-static const bd_opt *version_options(size_t *n)
-{
-    *n = N_VERSION;
-    return version_table;
-}
-
 static const cli_cmd cmd_version = {.name = "version",
                                     .usage = "[-o table|json]",
                                     .help = "Shows the version, commit and features.",
-                                    .options = version_options,
+                                    CLI_OPTIONS(version_table),
                                     .run = run_version};
 
 const cli_cmd *cli_cmd_at(size_t i)
@@ -84,11 +78,9 @@ static void help_all(FILE *out)
 
 static void help_options(const cli_cmd *cmd, FILE *out)
 {
-    size_t n = 0;
-    if (cmd->options != NULL) {
-        const bd_opt *table = cmd->options(&n);
+    if (cmd->n_options > 0) {
         (void)fprintf(out, "\n");
-        bd_options_help(table, n, out);
+        bd_options_help(cmd->options, cmd->n_options, out);
     }
 }
 

@@ -12,18 +12,22 @@
 #include "cli/cli_launch.h"
 
 typedef struct cli_cmd {
-    const char *name;  /* one word */
-    const char *usage; /* its arguments, for help */
-    const char *help;  /* one sentence */
-    const char *verbs; /* "a|b|c": its first word; NULL: none. For completion */
-    const char *words; /* what other words are: "file"; NULL: nothing to complete */
-    const bd_opt *(*options)(size_t *n);
+    const char *name;      /* one word */
+    const char *usage;     /* its arguments, for help */
+    const char *help;      /* one sentence */
+    const char *verbs;     /* "a|b|c": its first word; NULL: none. For completion */
+    const char *words;     /* what other words are: "file"; NULL: nothing to complete */
+    const bd_opt *options; /* static; NULL with n_options 0: none */
+    size_t n_options;
     const struct cli_cmd *const *subs; /* NULL, or commands of its own, NULL at the end: for help */
     bool passes_on; /* what follows the first word that is no option is another program's */
     /* argv[0] is the command's name. *exit_code starts as 0; on an error a code other than 0 in it
      * is the one to exit with, else that of the status (base/exit_code.h). */
     bd_status (*run)(int argc, char **argv, const cli_io *io, int *exit_code, bd_err *err);
 } cli_cmd;
+
+/* A cli_cmd's members options and n_options, of an array. */
+#define CLI_OPTIONS(table) .options = (table), .n_options = sizeof(table) / sizeof((table)[0])
 
 extern const cli_cmd cli_cmd_run, cli_cmd_predict, cli_cmd_datagen, cli_cmd_ps, cli_cmd_table;
 extern const cli_cmd cli_cmd_bench, cli_cmd_doctor, cli_cmd_ckpt, cli_cmd_launch;

@@ -31,12 +31,6 @@ static const bd_opt table[] = {
      "Path of braid-ps, which does the work; empty: beside braid."},
 };
 
-static const bd_opt *options(size_t *n)
-{
-    *n = sizeof table / sizeof table[0];
-    return table;
-}
-
 static void add_folders(const ckpt_flags *f, cli_args *args)
 {
     if (f->run_dir[0] != '\0') {
@@ -93,7 +87,7 @@ const cli_cmd cli_cmd_ckpt = {
              "       braid ckpt diff NAME NAME ...   what changed, by table; 1: something did\n"
              "       braid ckpt prune --keep N [--yes] ...",
     .help = "Checkpoints on this host's disks: which there are, are they whole, what differs.",
-    .options = options,
+    CLI_OPTIONS(table),
     .verbs = "list|verify|diff|prune",
     .words = "file",
     .run = run};

@@ -43,12 +43,6 @@ static const bd_opt table[] = {
      "How the result is printed; also -o. table: a line RESULT {...}; json: the object alone."},
 };
 
-static const bd_opt *options(size_t *n)
-{
-    *n = sizeof table / sizeof table[0];
-    return table;
-}
-
 static void on_progress(void *user, int64_t done, int64_t all)
 {
     const cli_io *io = user;
@@ -127,5 +121,5 @@ const cli_cmd cli_cmd_datagen = {
     .name = "datagen",
     .usage = "--out FILE [--rows N] [--test-rows N --test-out FILE] ...",
     .help = "Writes click data from a planted model and says the best AUC anyone can reach on it.",
-    .options = options,
+    CLI_OPTIONS(table),
     .run = run};

@@ -42,12 +42,6 @@ static const bd_opt table[] = {
      "What is printed; also -o."},
 };
 
-static const bd_opt *options(size_t *n)
-{
-    *n = sizeof table / sizeof table[0];
-    return table;
-}
-
 /* hint NULL: fine. */
 static void say(doctor *d, const char *what, const char *value, const char *hint)
 {
@@ -235,5 +229,5 @@ const cli_cmd cli_cmd_doctor = {.name = "doctor",
                                 .usage = "[-o table|json]",
                                 .help = "Shows what this host gives Braid; exit code 1 when "
                                         "something is missing.",
-                                .options = options,
+                                CLI_OPTIONS(table),
                                 .run = run_doctor};

@@ -175,15 +175,9 @@ bd_status cli_drain_run(int argc, char **argv, const cli_io *io, int *exit_code,
     return rc;
 }
 
-static const bd_opt *options(size_t *n)
-{
-    *n = sizeof table / sizeof table[0];
-    return table;
-}
-
 const cli_cmd cli_cmd_drain = {
     .name = "drain|undrain|health",
     .usage = "--coordinator HOST:PORT [--server N] [--yes]",
     .help = "Makes servers ready for a restart, takes that back, or asks whether they are.",
-    .options = options,
+    CLI_OPTIONS(table),
     .run = cli_drain_run};

@@ -95,12 +95,6 @@ static const bd_opt table[] = {
 };
 enum { N_OPTIONS = sizeof table / sizeof table[0] };
 
-static const bd_opt *options(size_t *n)
-{
-    *n = N_OPTIONS;
-    return table;
-}
-
 /* ---- the command line ---- */
 static const struct {
     const char *brief, *full;
@@ -596,7 +590,7 @@ const cli_cmd cli_cmd_launch = {
     .help =
         "Runs a program on this host, once for each of its ranks, in step with the launchers of "
         "other hosts; options and variables as torchrun's.",
-    .options = options,
+    CLI_OPTIONS(table),
     .words = "file",
     .passes_on = true,
     .run = run};

@@ -32,12 +32,6 @@ static const bd_opt table[] = {
     RPC_SECURITY_ROWS(SEC),
 };
 
-static const bd_opt *options(size_t *n)
-{
-    *n = sizeof table / sizeof table[0];
-    return table;
-}
-
 /* ---- ps status ---- */
 typedef struct server_state {
     Braid__V1__StatsReply *stats; /* owned, NULL: it did not answer */
@@ -182,7 +176,7 @@ const cli_cmd cli_cmd_ps = {
     .help =
         "Shows the servers of a run, or makes them ready for a restart; exit code 4 when one of "
         "them does not answer.",
-    .options = options,
+    CLI_OPTIONS(table),
     .verbs = "status",
     .subs = subs,
     .run = run_ps};

@@ -28,31 +28,32 @@ typedef struct run_flags {
 
 #define AT(field) offsetof(run_flags, field)
 
-static const bd_opt common_rows[] = {
-    {"servers", BD_OPT_I64, AT(servers), "-1", -1, 1024, NULL,
-     "Parameter servers; -1: what the job says, or what the resumed run had."},
-    {"run_dir", BD_OPT_STR, AT(run_dir), "", 0, 0, NULL,
-     "Folder of logs, data and checkpoints; empty: the job's run_dir, else a fresh one under "
-     "runs/<name>."},
-    {"threads", BD_OPT_I64, AT(threads), "0", 0, 1024, NULL,
-     "Threads of each worker's compute; 0: this host's cores divided by the workers."},
-    {"port", BD_OPT_I64, AT(port), "0", 0, 65000, NULL,
-     "Server i listens on port + i of the loopback; 0: free ports."},
-    {"store", BD_OPT_STR, AT(store), "", 0, 0, NULL,
-     "Where the cluster keeps its state: etcd://HOST:PORT[,HOST:PORT...][/PREFIX]; empty: in "
-     "server "
-     "0."},
-    {"ready_timeout", BD_OPT_DURATION_MS, AT(ready_timeout_ms), "30s", 100, 3600000, NULL,
-     "How long a server may take to come up."},
-    {"max_restarts", BD_OPT_I64, AT(max_restarts), "20", 0, 1000000, NULL,
-     "How often servers that die are started again (on_server_exit: restart)."},
-    {"verbose", BD_OPT_BOOL, AT(verbose), "false", 0, 0, NULL,
-     "Log lines of level info and debug on the terminal too; the log files hold them anyway."},
-    {"ps_bin", BD_OPT_STR, AT(ps_bin), "", 0, 0, NULL,
-     "Server program; empty: braid-ps beside this one."},
-    {"worker_bin", BD_OPT_STR, AT(worker_bin), "", 0, 0, NULL,
-     "Worker program; empty: braid-worker beside this one."},
-};
+/* What both commands have. clang-format would put each field on a line of its own. */
+/* clang-format off */
+#define COMMON_ROWS                                                                             \
+    {"servers", BD_OPT_I64, AT(servers), "-1", -1, 1024, NULL,                                  \
+     "Parameter servers; -1: what the job says, or what the resumed run had."},                 \
+    {"run_dir", BD_OPT_STR, AT(run_dir), "", 0, 0, NULL,                                        \
+     "Folder of logs, data and checkpoints; empty: the job's run_dir, else a fresh one under "  \
+     "runs/<name>."},                                                                           \
+    {"threads", BD_OPT_I64, AT(threads), "0", 0, 1024, NULL,                                    \
+     "Threads of each worker's compute; 0: this host's cores divided by the workers."},         \
+    {"port", BD_OPT_I64, AT(port), "0", 0, 65000, NULL,                                         \
+     "Server i listens on port + i of the loopback; 0: free ports."},                           \
+    {"store", BD_OPT_STR, AT(store), "", 0, 0, NULL,                                            \
+     "Where the cluster keeps its state: etcd://HOST:PORT[,HOST:PORT...][/PREFIX]; empty: in "  \
+     "server 0."},                                                                              \
+    {"ready_timeout", BD_OPT_DURATION_MS, AT(ready_timeout_ms), "30s", 100, 3600000, NULL,      \
+     "How long a server may take to come up."},                                                 \
+    {"max_restarts", BD_OPT_I64, AT(max_restarts), "20", 0, 1000000, NULL,                      \
+     "How often servers that die are started again (on_server_exit: restart)."},                \
+    {"verbose", BD_OPT_BOOL, AT(verbose), "false", 0, 0, NULL,                                  \
+     "Log lines of level info and debug on the terminal too; the log files hold them anyway."}, \
+    {"ps_bin", BD_OPT_STR, AT(ps_bin), "", 0, 0, NULL,                                          \
+     "Server program; empty: braid-ps beside this one."},                                       \
+    {"worker_bin", BD_OPT_STR, AT(worker_bin), "", 0, 0, NULL,                                  \
+     "Worker program; empty: braid-worker beside this one."}
+/* clang-format on */
 
 static const bd_opt run_rows[] = {
     {"workers", BD_OPT_I64, AT(workers), "0", 0, 1024, NULL, "Workers; 0: what the job says."},
@@ -63,6 +64,7 @@ static const bd_opt run_rows[] = {
      "Checks the job, reads the data, runs one batch without servers, and ends."},
     {"format", BD_OPT_ENUM, AT(format), "table", 0, 0, "table|json",
      "How the result is printed; also -o. table: a line RESULT {...}; json: the object alone."},
+    COMMON_ROWS,
 };
 
 static const bd_opt predict_rows[] = {
@@ -72,31 +74,8 @@ static const bd_opt predict_rows[] = {
      "File of one probability a line; -: stdout."},
     {"resume", BD_OPT_STR, AT(resume), "auto", 0, 0, NULL,
      "The latest run's newest checkpoint (auto), or a checkpoint's name."},
+    COMMON_ROWS,
 };
-
-enum {
-    N_COMMON = sizeof common_rows / sizeof common_rows[0],
-    N_RUN = sizeof run_rows / sizeof run_rows[0],
-    N_PREDICT = sizeof predict_rows / sizeof predict_rows[0]
-};
-
-static const bd_opt *run_options(size_t *n)
-{
-    static bd_opt all[N_RUN + N_COMMON];
-    memcpy(all, run_rows, sizeof run_rows);
-    memcpy(all + N_RUN, common_rows, sizeof common_rows);
-    *n = N_RUN + N_COMMON;
-    return all;
-}
-
-static const bd_opt *predict_options(size_t *n)
-{
-    static bd_opt all[N_PREDICT + N_COMMON];
-    memcpy(all, predict_rows, sizeof predict_rows);
-    memcpy(all + N_PREDICT, common_rows, sizeof common_rows);
-    *n = N_PREDICT + N_COMMON;
-    return all;
-}
 
 /* Everything one command builds up; all owned. */
 typedef struct plan {
@@ -436,9 +415,8 @@ static bd_status run_table_of(bool predict, int argc, char **argv, const cli_io 
 {
     plan p = {.predict = predict, .io = io, .dir = {.lock_fd = -1}};
     bd_options o;
-    size_t n = 0;
-    const bd_opt *table = predict ? predict_options(&n) : run_options(&n);
-    bd_status rc = bd_options_init(&o, table, n, &p.flags, err);
+    const cli_cmd *cmd = predict ? &cli_cmd_predict : &cli_cmd_run;
+    bd_status rc = bd_options_init(&o, cmd->options, cmd->n_options, &p.flags, err);
     if (rc != BD_OK) {
         return rc;
     }
@@ -468,7 +446,7 @@ const cli_cmd cli_cmd_run = {
     .name = "run",
     .usage = "JOB.yaml [--workers N] [--servers M] [--set key=value]... [--resume auto|NAME] ...",
     .help = "Trains a job on this host: starts servers and workers, and ends with its RESULT.",
-    .options = run_options,
+    CLI_OPTIONS(run_rows),
     .words = "file",
     .run = run_run};
 
@@ -476,6 +454,6 @@ const cli_cmd cli_cmd_predict = {
     .name = "predict",
     .usage = "JOB.yaml --input FILE [--output FILE] [--resume auto|NAME] ...",
     .help = "Scores a file with a checkpoint of a job's run.",
-    .options = predict_options,
+    CLI_OPTIONS(predict_rows),
     .words = "file",
     .run = run_predict};

@@ -36,12 +36,6 @@ static const bd_opt table[] = {
     RPC_SECURITY_ROWS(SEC),
 };
 
-static const bd_opt *options(size_t *n)
-{
-    *n = sizeof table / sizeof table[0];
-    return table;
-}
-
 /* ---- shared by the verbs ---- */
 bd_status cli_table_print_json(FILE *out, bd_json *j, bd_err *err)
 {
@@ -424,7 +418,7 @@ const cli_cmd cli_cmd_table = {
         "       braid table export TABLE --output FILE.tsv|FILE.npy [--with-state] ...\n"
         "       braid table import TABLE --input FILE.tsv|FILE.npy [--with-state] ...",
     .help = "Tables and their rows, of running servers or of stopped ones.",
-    .options = options,
+    CLI_OPTIONS(table),
     .verbs = "list|describe|get|set|hot-keys|hot|export|import",
     .words = "file",
     .run = run};

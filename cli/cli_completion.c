@@ -15,12 +15,11 @@ static void each_option(const cli_cmd *cmd, row_fn fn, FILE *out)
     size_t n_seen = 0;
     for (size_t t = 0;; t++) {
         const cli_cmd *from = t == 0 ? cmd : cmd->subs == NULL ? NULL : cmd->subs[t - 1];
-        size_t n = 0;
         if (from == NULL) {
             return;
         }
-        const bd_opt *table = from->options == NULL ? NULL : from->options(&n);
-        for (size_t i = 0; i < n; i++) {
+        const bd_opt *table = from->options;
+        for (size_t i = 0; i < from->n_options; i++) {
             bool known = false;
             for (size_t k = 0; k < n_seen; k++) {
                 known = known || strcmp(seen[k]->key, table[i].key) == 0;

@@ -6,10 +6,8 @@
 
 static void print_options_of(const cli_cmd *cmd, FILE *out)
 {
-    size_t n = 0;
-    if (cmd->options != NULL) {
-        const bd_opt *rows = cmd->options(&n);
-        bd_man_options(rows, n, out);
+    if (cmd->n_options > 0) {
+        bd_man_options(cmd->options, cmd->n_options, out);
     }
 }
 
