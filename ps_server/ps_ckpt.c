@@ -5,6 +5,7 @@
 #include "base/mem.h"
 
 #include "ps_server/ps_manifest.h"
+#include "ps_server/ps_pull.h"
 #include "ps_server/ps_rocks.h"
 #include "ps_server/ps_shard_int.h"
 
@@ -204,7 +205,8 @@ static bd_status remove_unused(void *user, const char *dir, const char *name, bd
     (void)snprintf(current, sizeof current, "rows-%" PRIu64, s->rows_no);
     bool old_rows = strncmp(name, "rows-", 5) == 0 && strcmp(name, current) != 0;
     bool tmp = name[0] == '.' && strstr(name, ".tmp") != NULL;
-    char *path = old_rows || tmp ? bd_strfmt("%s/%s", dir, name) : NULL;
+    bool pulled = strcmp(name, PS_PULL_FOLDER) == 0; /* what a restore was made from */
+    char *path = old_rows || tmp || pulled ? bd_strfmt("%s/%s", dir, name) : NULL;
     if (tmp) {
         BD_LOG(WARN, "removing a checkpoint that was not finished; older ones are whole", "folder",
                path == NULL ? name : path);

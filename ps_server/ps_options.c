@@ -24,8 +24,9 @@ const bd_opt ps_option_table[] = {
     {"data_dir", BD_OPT_STR, AT(data_dir), NULL, 0, 0, NULL,
      "Folder for journal, rows and checkpoints; made when it does not exist."},
     {"restore_from", BD_OPT_STR, AT(restore_from), "", 0, 0, NULL,
-     "Folders, separated by commas, with parts of checkpoints that other servers made: their data "
-     "folders, or a folder of such folders. Needed to restore onto another number of servers."},
+     "Where parts of checkpoints are that other servers made, separated by commas: their data "
+     "folders, a folder of such folders, or ps://HOST:PORT of a running server that has a part. "
+     "Needed to restore onto another number of servers."},
     {"ready_fd", BD_OPT_I64, AT(ready_fd), "-1", -1, 65535, NULL,
      "File descriptor that gets one line \"READY host:port\" when the server serves; -1: none."},
     {"journal_cap", BD_OPT_BYTES, AT(journal_cap), "512MiB", 1 << 20, 1e15, NULL,

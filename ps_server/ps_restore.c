@@ -11,6 +11,7 @@
 #include "ps_server/ps_bytes.h"
 #include "ps_server/ps_frozen.h"
 #include "ps_server/ps_parts.h"
+#include "ps_server/ps_pull.h"
 #include "ps_server/ps_rocks.h"
 #include "ps_server/ps_shard_int.h"
 
@@ -213,6 +214,15 @@ static const ps_ckpt_part *own_part(const ps_shard *s, const ps_parts *parts)
     return NULL;
 }
 
+static bool is_stopping(void *user)
+{
+    ps_shard *s = user;
+    (void)pthread_mutex_lock(&s->core_lock);
+    bool stopping = s->stopping;
+    (void)pthread_mutex_unlock(&s->core_lock);
+    return stopping;
+}
+
 static bd_status fill_store(ps_shard *s, const ps_parts *parts, ps_swap *out, bd_err *err)
 {
     const ps_ckpt_part *own = own_part(s, parts);
@@ -241,11 +251,40 @@ static bd_status fill_store(ps_shard *s, const ps_parts *parts, ps_swap *out, bd
     return rc;
 }
 
+/* The parts that only servers have come into a folder of ours. When a pull fails they stay, so that
+ * the next try (the client's) goes on from there; ps_ckpt_clean removes them after a restore. */
+static bd_status pull_parts(ps_shard *s, const char *name, uint64_t epoch, bd_err *err)
+{
+    char *to = bd_strfmt("%s/" PS_PULL_FOLDER, s->dir);
+    const ps_pull p = {.env = s->env,
+                       .allow_insecure = s->allow_insecure,
+                       .name = name,
+                       .epoch = epoch,
+                       .first_slot = s->first_slot,
+                       .end_slot = s->end_slot,
+                       .own = s->dir,
+                       .to = to,
+                       .stop = is_stopping,
+                       .user = s};
+    bd_status rc = to == NULL ? no_memory(err) : ps_pull_parts(&p, s->restore_from, err);
+    bd_free(to);
+    return rc;
+}
+
 bd_status ps_ckpt_load(ps_shard *s, const char *name, uint64_t epoch, ps_swap *out, bd_err *err)
 {
-    ps_parts parts;
+    ps_parts parts = {0};
     out->tables.budget = &s->budget;
-    bd_status rc = ps_parts_find(&parts, s->dir, s->restore_from, name, epoch, err);
+    bool pulls = strstr(s->restore_from, PS_PULL_SCHEME) != NULL;
+    char *from = pulls ? bd_strfmt("%s,%s/" PS_PULL_FOLDER, s->restore_from, s->dir)
+                       : bd_strdup(s->restore_from);
+    bd_status rc = from == NULL ? no_memory(err) : BD_OK;
+    if (rc == BD_OK && pulls) {
+        rc = pull_parts(s, name, epoch, err);
+    }
+    if (rc == BD_OK) {
+        rc = ps_parts_find(&parts, s->dir, from, name, epoch, err);
+    }
     if (rc == BD_OK) {
         rc = check_parts(s, &parts, err);
     }
@@ -256,5 +295,6 @@ bd_status ps_ckpt_load(ps_shard *s, const char *name, uint64_t epoch, ps_swap *o
         rc = fill_store(s, &parts, out, err);
     }
     ps_parts_deinit(&parts);
+    bd_free(from);
     return rc == BD_OK ? BD_OK : bd_err_wrap(err, "checkpoint \"%s\"", name);
 }

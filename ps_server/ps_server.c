@@ -340,6 +340,7 @@ static bd_status serve(ps_server *s, const ps_options *opt, bd_err *err)
         rc = rpc_server_new(s->env, &ro, &s->rpc, err);
     }
     if (rc == BD_OK) {
+        ps_shard_set_env(s->shard, s->env, opt->allow_insecure);
         rc = ps_service_register(s->service, s->rpc, err);
     }
     if (rc == BD_OK && s->coord == NULL) {

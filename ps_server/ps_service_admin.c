@@ -502,6 +502,7 @@ bd_status ps_register_admin(ps_service *v, rpc_server *server)
         {"/braid.v1.ParameterServer/ParamHash", on_param_hash},
         {"/braid.v1.ParameterServer/Checkpoint", on_checkpoint},
         {"/braid.v1.ParameterServer/DeleteCheckpoint", on_delete_checkpoint},
+        {"/braid.v1.ParameterServer/ReadPart", ps_on_read_part},
         {"/braid.v1.ParameterServer/Stats", on_stats},
         {"/braid.v1.ParameterServer/Drain", ps_on_drain},
         {"/braid.v1.ParameterServer/HotKeys", ps_on_hot_keys},

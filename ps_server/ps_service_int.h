@@ -125,7 +125,8 @@ bd_status ps_check_lookup(ps_call *c, bd_err *err);
 bd_status ps_register_admin(ps_service *v, rpc_server *server);
 /* ps_service_drain.c */
 void ps_on_drain(void *service, rpc_req *req);
-void ps_on_hot_keys(void *service, rpc_req *req); /* ps_service_hot.c */
+void ps_on_hot_keys(void *service, rpc_req *req);  /* ps_service_hot.c */
+void ps_on_read_part(void *service, rpc_req *req); /* ps_service_part.c */
 bd_status ps_register_coord(ps_service *v, rpc_server *server);
 
 #endif

@@ -502,6 +502,17 @@ size_t ps_shard_stage_bytes(const ps_shard *s)
     return s->stage_bytes;
 }
 
+const char *ps_shard_dir(const ps_shard *s)
+{
+    return s->dir;
+}
+
+void ps_shard_set_env(ps_shard *s, struct rpc_env *env, bool allow_insecure)
+{
+    s->env = env;
+    s->allow_insecure = allow_insecure;
+}
+
 ps_fetch_pool *ps_shard_fetch_pool(ps_shard *s)
 {
     return s->fetch;

@@ -37,10 +37,12 @@
 #include "ps_server/ps_tables.h"
 
 typedef struct ps_shard ps_shard;
+struct rpc_env;
 
 typedef struct ps_shard_options {
     const char *data_dir;     /* exists; copied */
-    const char *restore_from; /* folders with the other servers' parts, by commas; NULL: none */
+    const char *restore_from; /* where the other servers' parts are (ps_parts.h, ps_pull.h), by
+                                 commas; NULL: nowhere else */
     uint32_t index, n_servers;
     size_t journal_cap_bytes; /* 0: 512 MiB; the keeper writes rows back beyond it */
     size_t stage_bytes;       /* 0: 1 GiB; see ps_step_new */
@@ -64,6 +66,10 @@ bd_status ps_shard_stop(ps_shard *s, bd_err *err) BD_MUST_CHECK;
 void ps_shard_close(ps_shard *s); /* after stop, or without start */
 
 size_t ps_shard_stage_bytes(const ps_shard *s); /* the limit in force */
+const char *ps_shard_dir(const ps_shard *s);    /* the data folder */
+/* How servers in restore_from are called: before the first job is opened. env: borrowed until stop;
+ * without it such a restore is BD_E_UNSUPPORTED. */
+void ps_shard_set_env(ps_shard *s, struct rpc_env *env, bool allow_insecure);
 
 /* ---- slots ---- */
 /* BD_OK, or BD_E_MOVED naming the key and its server. */

@@ -61,8 +61,10 @@ typedef struct ps_saved {
 } ps_saved;
 
 struct ps_shard {
-    char *dir;          /* owned */
-    char *restore_from; /* owned: folders with parts of checkpoints, besides dir */
+    char *dir;           /* owned */
+    char *restore_from;  /* owned: folders and servers with parts of checkpoints, besides dir */
+    struct rpc_env *env; /* borrowed; set before a job is opened; NULL: no server can be called */
+    bool allow_insecure; /* with env */
     uint32_t index, n_servers;
     uint32_t first_slot, end_slot; /* slots of this server: [first, end) */
     size_t journal_cap_bytes, stage_bytes;

@@ -33,6 +33,7 @@ static const scope_row rows[] = {
     {PS "Checkpoint", RPC_SCOPE_TRAIN},
     {PS "DeleteCheckpoint", RPC_SCOPE_TRAIN}, /* a trainer prunes its own */
     {PS "Drain", RPC_SCOPE_ADMIN},
+    {PS "ReadPart", RPC_SCOPE_ADMIN}, /* asked by servers, as RegisterServer */
     {AG "Forward", RPC_SCOPE_TRAIN},
     {AG "Backward", RPC_SCOPE_TRAIN},
     {AG "Step", RPC_SCOPE_TRAIN},
