@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The image: built by buildah from deploy/Containerfile (with this build's programs; the stage that
-# compiles needs the network), run by podman and runc as Kubernetes would: any user, read-only root, no
+# compiles needs a registry: test_image_stage.sh), run by podman and runc as Kubernetes would: any user, read-only root, no
 # capability. Skipped where those tools or the rights are missing.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
