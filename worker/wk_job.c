@@ -58,6 +58,10 @@ static const bd_opt wk_job_rows_table[] = {
      "dlrm: widths of the layers over the numeric columns; the last one equals model.dim."},
     {"model.top", BD_OPT_LIST, AT(model.top), "64,32", 0, 0, NULL,
      "Widths of the hidden layers; the output of width 1 is added."},
+    {"model.combiner", BD_OPT_LIST, AT(model.combiner), "", 0, 0, NULL,
+     "How embeddings of multi-valued fields are pooled: sum, mean or sqrtn (sum / sqrt(n)) for all "
+     "of them, or `field:how` for one, the last that fits; empty: sum (mf: mean). One-element "
+     "tables are not asked."},
     {"model.dropout", BD_OPT_F64, AT(model.dropout), "0", 0, 0.95, NULL,
      "Share of hidden activations set to zero in training."},
     {"model.batch_norm", BD_OPT_BOOL, AT(model.batch_norm), "false", 0, 0, NULL,

@@ -45,6 +45,7 @@ typedef struct wk_job_model {
     const char *kind;
     int64_t dim;
     bd_str_list bottom, top; /* layer widths */
+    bd_str_list combiner;    /* wk_model_config */
     double dropout;
     bool batch_norm;
     double embedding_init;

@@ -61,13 +61,66 @@ static bd_status alloc_shared(wk_model *m, const wk_model_inputs *in, bd_err *er
 {
     m->field_multi = bd_calloc(in->n_fields, sizeof(bool));
     m->feats = bd_calloc(in->n_fields + 1, sizeof(tp_tensor *));
-    if (m->field_multi == NULL || m->feats == NULL) {
+    m->combiner = bd_calloc(in->n_fields, sizeof *m->combiner);
+    if (m->field_multi == NULL || m->feats == NULL || m->combiner == NULL) {
         return bd_err_set(err, BD_E_NOMEM, "model: out of memory");
     }
     for (size_t i = 0; i < in->n_fields; i++) {
         m->field_multi[i] = in->field_multi != NULL && in->field_multi[i];
     }
     return BD_OK;
+}
+
+/* ---- combiners ---- */
+static bd_status combiner_named(const char *text, const char *name, wk_combiner *out, bd_err *err)
+{
+    static const char *const names[] = {"sum", "mean", "sqrtn"};
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            *out = (wk_combiner)(WK_COMBINE_SUM + i);
+            return BD_OK;
+        }
+    }
+    return bd_err_set(err, BD_E_INVALID, "combiner \"%.64s\": say sum, mean or sqrtn%s", text,
+                      strchr(text, ':') == NULL ? "" : " behind the colon");
+}
+
+/* The multi-valued field of that name. */
+static bd_status field_named(const wk_model *m, const wk_model_inputs *in, const char *text,
+                             size_t n_bytes, size_t *out, bd_err *err)
+{
+    for (size_t i = 0; i < in->n_fields; i++) {
+        const char *name = in->field_names[i];
+        if (strlen(name) != n_bytes || strncmp(name, text, n_bytes) != 0) {
+            continue;
+        }
+        *out = i;
+        return m->field_multi[i]
+                   ? BD_OK
+                   : bd_err_set(err, BD_E_INVALID,
+                                "combiner \"%.64s\": field %s has one value a sample", text, name);
+    }
+    return bd_err_set(err, BD_E_INVALID, "combiner \"%.64s\": the data has no such field", text);
+}
+
+static bd_status set_combiners(wk_model *m, const wk_model_inputs *in, bd_err *err)
+{
+    bd_status rc = BD_OK;
+    for (size_t i = 0; i < m->cfg.n_combiners && rc == BD_OK; i++) {
+        const char *text = m->cfg.combiners[i], *colon = strrchr(text, ':');
+        wk_combiner how = WK_COMBINE_KIND;
+        size_t one = 0;
+        rc = combiner_named(text, colon == NULL ? text : colon + 1, &how, err);
+        if (rc == BD_OK && colon != NULL) {
+            rc = field_named(m, in, text, (size_t)(colon - text), &one, err);
+        }
+        for (size_t k = 0; rc == BD_OK && k < m->n_fields; k++) {
+            m->combiner[k] = colon == NULL || k == one ? how : m->combiner[k];
+        }
+    }
+    m->cfg.combiners = NULL;
+    m->cfg.n_combiners = 0;
+    return rc;
 }
 
 bd_status wk_model_new(const wk_model_config *cfg, const wk_model_inputs *in, tp_device *dev,
@@ -93,6 +146,9 @@ bd_status wk_model_new(const wk_model_config *cfg, const wk_model_inputs *in, tp
     m->dev = dev;
     rc = alloc_shared(m, in, err);
     if (rc == BD_OK) {
+        rc = set_combiners(m, in, err);
+    }
+    if (rc == BD_OK) {
         rc = kind->build(m, in, err);
     }
     if (rc != BD_OK) {
@@ -114,6 +170,7 @@ void wk_model_free(wk_model *m)
     bd_free(m->params);
     bd_free(m->tables);
     bd_free(m->field_multi);
+    bd_free(m->combiner);
     bd_free(m->feats);
     bd_free(m);
 }

@@ -35,7 +35,12 @@ typedef struct wk_model_config {
     size_t top[WK_MODEL_MAX_LAYERS], n_top; /* hidden widths; the output of width 1 is added */
     float dropout;                          /* in the hidden layers of top, [0, 1) */
     bool batch_norm;                        /* after each hidden linear of top */
-    float embedding_init;                   /* uniform in [-x, x] for tables, 0: 1/sqrt(dim) */
+    /* How embeddings of multi-valued fields are pooled: "sum", "mean", "sqrtn" for all of them, or
+     * "<field>:<how>"; later ones win, a field without one is pooled as the kind does. Borrowed
+     * during wk_model_new. */
+    const char **combiners;
+    size_t n_combiners;
+    float embedding_init; /* uniform in [-x, x] for tables, 0: 1/sqrt(dim) */
     uint64_t seed;
 } wk_model_config;
 

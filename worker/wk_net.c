@@ -45,6 +45,8 @@ static bd_status model_config(const wk_job *job, wk_model_config *c, bd_err *err
         .dropout = (float)job->model.dropout,
         .batch_norm = job->model.batch_norm,
         .embedding_init = (float)job->model.embedding_init,
+        .combiners = job->model.combiner.items,
+        .n_combiners = job->model.combiner.n,
         .seed = (uint64_t)job->seed,
     };
     bd_status rc = parse_widths("model.bottom", &job->model.bottom, c->bottom, &c->n_bottom, err);

@@ -43,6 +43,7 @@ typedef struct toy {
     float labels[N], dense[N * N_DENSE];
     float rows[MAX_TABLES][VOCAB * DIM], grads[MAX_TABLES][VOCAB * DIM];
     wk_model_mode mode;
+    float *sums, *sum_grads; /* borrowed [N x DIM] or NULL: the genres' embeddings come pooled */
 } toy;
 
 static const char *const field_names[] = {"user", "item", "genres"};
@@ -135,9 +136,12 @@ static bd_status forward(toy *t, tp_tensor **logits, bd_err *err)
     wk_model_rows rows[MAX_TABLES] = {0};
     tp_tape_reset(t->tape);
     for (size_t i = 0; i < n_tables; i++) {
+        bool sums = t->sums != NULL && tables[i].dim == DIM && tables[i].field_idx == 2;
         rows[i].index = t->index[tables[i].field_idx];
-        bd_status rc = tp_tape_wrap(t->tape, 2, (size_t[]){VOCAB, tables[i].dim}, t->rows[i], true,
-                                    t->grads[i], &rows[i].rows, err);
+        rows[i].pooled = sums;
+        bd_status rc = tp_tape_wrap(t->tape, 2, (size_t[]){sums ? N : VOCAB, tables[i].dim},
+                                    sums ? t->sums : t->rows[i], true,
+                                    sums ? t->sum_grads : t->grads[i], &rows[i].rows, err);
         if (rc != BD_OK) {
             return rc;
         }
@@ -369,6 +373,67 @@ static void gradients_without_dense_columns(void **state)
     }
 }
 
+/* Sums of the bags of genres, as a server that pools sends them. */
+static void pool_genres(const toy *t, float out[N * DIM])
+{
+    memset(out, 0, N * DIM * sizeof *out);
+    for (size_t i = 0; i < N; i++) {
+        for (uint32_t k = t->offsets[2][i]; k < t->offsets[2][i + 1]; k++) {
+            for (size_t d = 0; d < DIM; d++) {
+                out[i * DIM + d] += t->rows[5][t->index[2][k] * DIM + d];
+            }
+        }
+    }
+}
+
+/* mf's logits from the definition, in double: biases, and the products of all pairs of vectors. */
+static double mf_logit(const toy *t, size_t i, const float *sums, double genres_by, double bias_by)
+{
+    double logit = (double)t->rows[0][t->index[0][i]] + (double)t->rows[1][t->index[1][i]];
+    for (uint32_t k = t->offsets[2][i]; k < t->offsets[2][i + 1]; k++) {
+        logit += (double)t->rows[2][t->index[2][k]] * bias_by;
+    }
+    for (size_t d = 0; d < DIM; d++) {
+        double u = (double)t->rows[3][t->index[0][i] * DIM + d];
+        double v = (double)t->rows[4][t->index[1][i] * DIM + d];
+        double g = (double)sums[i * DIM + d] * genres_by;
+        logit += u * v + u * g + v * g;
+    }
+    return logit;
+}
+
+/* Rows, and sums that a server made: both are pooled as the combiner says, and flow back so. */
+static void combiners_pool_as_they_say(void **state)
+{
+    (void)state;
+    static toy t;
+    static float sums[N * DIM], sum_grads[N * DIM];
+    static const char *lists[][2] = {
+        {"sum", NULL}, {"genres:mean", NULL}, {"mean", "genres:sqrtn"}, {NULL, NULL}};
+    for (size_t l = 0; l < 4; l++) {
+        wk_model_config c = toy_config("mf");
+        c.combiners = lists[l];
+        c.n_combiners = l == 3 ? 0 : l == 2 ? 2 : 1;
+        toy_open(&t, &c, 0);
+        pool_genres(&t, sums);
+        for (int pooled = 0; pooled < 2; pooled++) {
+            tp_tensor *logits = NULL;
+            t.sums = pooled ? sums : NULL;
+            t.sum_grads = sum_grads;
+            assert_int_equal(forward(&t, &logits, NULL), BD_OK);
+            for (size_t i = 0; i < N; i++) {
+                double n = i % 3 == 0 ? 1 : (double)(i % 3);
+                double by = l == 0 ? 1 : l == 2 ? 1 / sqrt(n) : 1 / n;
+                double want = mf_logit(&t, i, sums, by, 1 / n);
+                assert_true(fabs((double)tc_read(logits)[i] - want) < 1e-5);
+            }
+        }
+        t.sums = NULL;
+        check_gradients(&t, l == 2 ? "mf, sqrtn" : "mf");
+        toy_close(&t);
+    }
+}
+
 /* ---- learning ---- */
 
 static double train(toy *t, const char *optimizer, float learning_rate, size_t n_steps)
@@ -489,6 +554,15 @@ static void bad_configurations_are_refused(void **state)
     c.top[1] = 0;
     expect_refused(c, "top.1: a layer of width 0");
     c = toy_config("mlp");
+    c.combiners = (const char *[]){"mean", "user:sum"};
+    c.n_combiners = 2;
+    expect_refused(c, "combiner \"user:sum\": field user has one value a sample");
+    c.combiners = (const char *[]){"genre:sum"};
+    c.n_combiners = 1;
+    expect_refused(c, "combiner \"genre:sum\": the data has no such field");
+    c.combiners = (const char *[]){"genres:max"};
+    expect_refused(c, "combiner \"genres:max\": say sum, mean or sqrtn behind the colon");
+    c = toy_config("mlp");
     c.dropout = 1;
     expect_refused(c, "model: dropout 1 is not in [0, 1)");
 }
@@ -532,6 +606,7 @@ int main(void)
         cmocka_unit_test(dlrm_declares_its_parameters),
         cmocka_unit_test(deepfm_shares_one_embedding_per_field),
         cmocka_unit_test(mf_with_dim_0_is_biases_alone),
+        cmocka_unit_test(combiners_pool_as_they_say),
         cmocka_unit_test(parameters_start_the_same_everywhere),
         cmocka_unit_test(gradients_of_every_model),
         cmocka_unit_test(gradients_without_dense_columns),

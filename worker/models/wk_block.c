@@ -183,9 +183,9 @@ size_t wk_concat_width(const wk_model *m)
 
 /* ---- running ---- */
 
-/* From sums of bags to means. */
-static bd_status divide_by_length(wk_forward *f, size_t field_idx, tp_tensor *sums, tp_tensor **out,
-                                  bd_err *err)
+/* From sums of bags to means, or to sums / sqrt(length). */
+static bd_status divide_by_length(wk_forward *f, size_t field_idx, wk_combiner how, tp_tensor *sums,
+                                  tp_tensor **out, bd_err *err)
 {
     const uint32_t *offsets = f->batch->fields[field_idx].offsets;
     size_t dim = tp_cols(sums), n = f->batch->n;
@@ -196,8 +196,10 @@ static bd_status divide_by_length(wk_forward *f, size_t field_idx, tp_tensor *su
     }
     for (size_t i = 0; i < n; i++) {
         uint32_t length = offsets[i + 1] - offsets[i];
+        float by_what = (float)(length > 0 ? length : 1);
+        by_what = how == WK_COMBINE_SQRTN ? sqrtf(by_what) : by_what;
         for (size_t d = 0; d < dim; d++) {
-            host[i * dim + d] = 1.0f / (float)(length > 0 ? length : 1);
+            host[i * dim + d] = 1.0f / by_what;
         }
     }
     bd_status rc = tp_tape_tensor(f->tape, sums->n_dims, sums->dims, false, &by, err);
@@ -208,22 +210,37 @@ static bd_status divide_by_length(wk_forward *f, size_t field_idx, tp_tensor *su
     return rc == BD_OK ? tp_mul(f->tape, sums, by, out, err) : rc;
 }
 
-bd_status wk_run_bag(wk_model *m, wk_forward *f, size_t table_idx, tp_bag_mode multi,
-                     tp_tensor **out, bd_err *err)
+static bd_status combine(wk_model *m, wk_forward *f, size_t table_idx, wk_combiner how,
+                         tp_tensor **out, bd_err *err)
 {
     const wk_model_table *t = &m->tables[table_idx];
     const wk_model_rows *r = &f->rows[table_idx];
-    tp_bag_mode mode = m->field_multi[t->field_idx] ? multi : TP_BAG_SUM;
+    bd_status rc = BD_OK;
+    how = m->field_multi[t->field_idx] ? how : WK_COMBINE_SUM;
     if (tp_cols(r->rows) != t->dim) {
         return bd_err_set(err, BD_E_INVALID, "table %s: rows of %zu elements, dim is %zu", t->name,
                           tp_cols(r->rows), t->dim);
     }
     if (r->pooled) {
         *out = r->rows;
-        return mode == TP_BAG_MEAN ? divide_by_length(f, t->field_idx, r->rows, out, err) : BD_OK;
+    } else {
+        tp_bag_mode mode = how == WK_COMBINE_MEAN ? TP_BAG_MEAN : TP_BAG_SUM;
+        rc = tp_embedding_bag(f->tape, r->rows, r->index, f->batch->fields[t->field_idx].offsets,
+                              f->batch->n, mode, out, err);
     }
-    return tp_embedding_bag(f->tape, r->rows, r->index, f->batch->fields[t->field_idx].offsets,
-                            f->batch->n, mode, out, err);
+    bool are_sums = how == WK_COMBINE_SQRTN || (how == WK_COMBINE_MEAN && r->pooled);
+    return rc == BD_OK && are_sums ? divide_by_length(f, t->field_idx, how, *out, out, err) : rc;
+}
+
+static wk_combiner combiner_of(tp_bag_mode mode)
+{
+    return mode == TP_BAG_MEAN ? WK_COMBINE_MEAN : WK_COMBINE_SUM;
+}
+
+bd_status wk_run_bag(wk_model *m, wk_forward *f, size_t table_idx, tp_bag_mode multi,
+                     tp_tensor **out, bd_err *err)
+{
+    return combine(m, f, table_idx, combiner_of(multi), out, err);
 }
 
 bd_status wk_run_feats(wk_model *m, wk_forward *f, tp_tensor *first, tp_bag_mode multi,
@@ -235,7 +252,9 @@ bd_status wk_run_feats(wk_model *m, wk_forward *f, tp_tensor *first, tp_bag_mode
         m->feats[n++] = first;
     }
     for (size_t i = 0; rc == BD_OK && i < m->n_fields; i++) {
-        rc = wk_run_bag(m, f, m->first_emb + i, multi, &m->feats[n++], err);
+        bool own = m->combiner[i] != WK_COMBINE_KIND;
+        rc = combine(m, f, m->first_emb + i, own ? m->combiner[i] : combiner_of(multi),
+                     &m->feats[n++], err);
     }
     *n_feats = n;
     return rc;

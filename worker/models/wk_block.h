@@ -39,6 +39,14 @@ typedef struct wk_wide {
     tp_bag_mode multi;  /* pooling of multi-valued fields */
 } wk_wide;
 
+/* How the rows of a bag become one: sums, sums / n, sums / sqrt(n). An empty bag gives zeros. */
+typedef enum wk_combiner {
+    WK_COMBINE_KIND, /* as the kind of model does */
+    WK_COMBINE_SUM,
+    WK_COMBINE_MEAN,
+    WK_COMBINE_SQRTN
+} wk_combiner;
+
 #define WK_MAX_CROSS 3
 
 typedef struct wk_model_kind wk_model_kind;
@@ -47,8 +55,9 @@ struct wk_model {
     const wk_model_kind *kind;
     wk_model_config cfg;
     size_t n_dense, n_fields;
-    bool *field_multi; /* owned [n_fields] */
-    tp_device *dev;    /* borrowed */
+    bool *field_multi;     /* owned [n_fields] */
+    wk_combiner *combiner; /* owned [n_fields]: of the embeddings of multi-valued fields */
+    tp_device *dev;        /* borrowed */
     wk_model_table *tables;
     size_t n_tables, cap_tables;
     wk_model_param *params; /* owned; values owned too */
@@ -103,8 +112,9 @@ bd_status wk_add_wide(wk_model *m, const wk_model_inputs *in, bool with_bias, tp
 /* Pooled rows of table table_idx: [n x dim]. */
 bd_status wk_run_bag(wk_model *m, wk_forward *f, size_t table_idx, tp_bag_mode multi,
                      tp_tensor **out, bd_err *err) BD_MUST_CHECK;
-/* m->feats = `first` when it is not NULL, then the pooled embeddings of all fields; *n_feats of
- * them. Valid until the next call. */
+/* m->feats = `first` when it is not NULL, then the pooled embeddings of all fields, those of
+ * multi-valued ones as cfg.combiners say, else by `multi`; *n_feats of them. Valid until the next
+ * call. */
 bd_status wk_run_feats(wk_model *m, wk_forward *f, tp_tensor *first, tp_bag_mode multi,
                        size_t *n_feats, bd_err *err) BD_MUST_CHECK;
 /* The batch's dense columns [n x n_dense]; NULL when there are none. */
