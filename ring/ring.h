@@ -53,6 +53,7 @@ typedef struct ring_options {
     const int *labels;         /* world: what ranks are called in errors; borrowed as long as the
                                   communicator lives. NULL: by their numbers */
     int device;                /* RING_NCCL: CUDA device + 1; 0: the rank's number on its host */
+    int64_t poll_ms;           /* RING_NCCL: how often the watchdog looks, 0: 100 */
     const char *host; /* ring_new: ranks with the same text share a host; NULL: found out */
 } ring_options;
 

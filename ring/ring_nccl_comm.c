@@ -309,6 +309,7 @@ static bd_status make_parts(nccl_comm *h, bd_kv *kv, const ring_options *opt, bd
                                  .epoch = c->engine.epoch,
                                  .device = c->options.device - 1,
                                  .timeout_ms = opt->timeout_ms,
+                                 .poll_ms = c->options.poll_ms,
                                  .control = h->control};
     rc = rc != BD_OK ? rc : ring_nccl_new(kv, ring_rank(c), ring_world(c), &o, &h->n, err);
     if (rc == BD_OK) {

@@ -279,9 +279,19 @@ function(braid_nccl_test name source libs)
   set_tests_properties(unit/${name} PROPERTIES TIMEOUT 600 LABELS unit SKIP_RETURN_CODE 77)
 endfunction()
 
+# A test whose groups of any backend (tests/util/ring_ranks.h) are of NCCL on the fakes.
+function(braid_nccl_everywhere name source)
+  add_executable(${name} ${CMAKE_SOURCE_DIR}/tests/unit/${source}.c
+                         ${CMAKE_SOURCE_DIR}/tests/nccl/nccl_everywhere.c)
+  target_link_libraries(${name} PRIVATE braid_nccl_fakes braid_test_util braid_ring braid_base
+                                        PkgConfig::CMOCKA braid_flags)
+  add_test(NAME unit/${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  set_tests_properties(unit/${name} PROPERTIES TIMEOUT 600 LABELS unit SKIP_RETURN_CODE 77)
+endfunction()
+
 # tests/unit/test_ring_nccl.c: on the fakes, on the fakes of an NCCL without ncclCommRevoke, and, where
 # CUDA and NCCL are installed, on the real ones (skipped without a GPU). test_ring_nccl_faults.c: on both
-# fakes.
+# fakes. The tests of the reducer once more, on the fakes.
 function(braid_nccl_tests)
   braid_nccl_fakes(braid_nccl_fakes 22809)
   braid_nccl_fakes(braid_nccl_fakes_old 21805)
@@ -292,12 +302,10 @@ function(braid_nccl_tests)
   if(BRAID_HAVE_NCCL)
     braid_nccl_test(test_ring_nccl_gpu test_ring_nccl "")
   endif()
-  add_executable(test_ring_nccl_comm ${CMAKE_SOURCE_DIR}/tests/unit/test_ring_nccl_comm.c)
-  target_link_libraries(test_ring_nccl_comm PRIVATE braid_nccl_fakes braid_test_util braid_ring
-                        braid_base PkgConfig::CMOCKA braid_flags)
-  add_test(NAME unit/test_ring_nccl_comm COMMAND test_ring_nccl_comm
-           WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-  set_tests_properties(unit/test_ring_nccl_comm PROPERTIES TIMEOUT 600 LABELS unit)
+  braid_nccl_everywhere(test_ring_nccl_comm test_ring_nccl_comm)
+  foreach(part "" _hooks _join _modes _pieces)
+    braid_nccl_everywhere(test_ring_reducer${part}_nccl test_ring_reducer${part})
+  endforeach()
 endfunction()
 
 # Each bench/bench_*.c is one program in build/bin.

@@ -1,5 +1,6 @@
 /* ring.h over NCCL (RING_NCCL), on the fakes: the conformance matrix, groups of
- * groups, failures. What ring_nccl itself promises: test_ring_nccl.c. */
+ * groups, failures. What ring_nccl itself promises: test_ring_nccl.c. The reducer over it: the
+ * tests of the reducer, built once more (test_ring_reducer_nccl and others). */
 #include "base/mem.h"
 
 #include "ring/ring.h"
@@ -7,7 +8,6 @@
 
 #include "tests/fakes/fake_gpu.h"
 #include "tests/util/ring_groups.h"
-#include "tests/util/ring_join.h"
 #include "tests/util/ring_matrix.h"
 #include "tests/util/ring_ranks.h"
 
@@ -25,14 +25,12 @@ static void matrix_small_nccl(void **state)
 {
     (void)state;
     ring_matrix_small(RANKS_OTHER);
-    assert_int_equal(fake_gpu_live(), 0);
 }
 
 static void matrix_large_nccl(void **state)
 {
     (void)state;
     ring_matrix_large(RANKS_OTHER);
-    assert_int_equal(fake_gpu_live(), 0);
 }
 
 /* Device memory is taken as it is. */
@@ -114,7 +112,6 @@ static void send_and_recv_on_devices(void **state)
     (void)state;
     ring_ranks_run(RANKS_OTHER, 2, NULL, device_messages, NULL);
     ring_ranks_run(RANKS_OTHER, 4, NULL, device_messages, NULL);
-    assert_int_equal(fake_gpu_live(), 0);
 }
 
 static void send_and_recv_beside_operations(void **state)
@@ -128,7 +125,6 @@ static void only_members_make_a_group_nccl(void **state)
 {
     (void)state;
     ring_groups_check(RANKS_OTHER);
-    assert_int_equal(fake_gpu_live(), 0);
 }
 
 static void disagrees(rank_test *t)
@@ -178,23 +174,6 @@ static void a_failure_ends_all_ranks(void **state)
     ring_ranks_run(RANKS_OTHER, 3, NULL, disagrees, NULL);
     ring_ranks_run(RANKS_OTHER, 3, NULL, aborts, NULL);
     ring_ranks_run(RANKS_OTHER, 2, NULL, wrong_message, NULL);
-    assert_int_equal(fake_gpu_live(), 0);
-}
-
-/* Ranks that have run out of data follow the others. */
-static void uneven_join_nccl(void **state)
-{
-    (void)state;
-    static const int worlds[] = {1, 2, 3, 4, 5, 8};
-    bool by_active[] = {false, true};
-    for (size_t w = 0; w < sizeof worlds / sizeof worlds[0]; w++) {
-        ring_ranks_run(RANKS_OTHER, worlds[w], NULL, ring_join_uneven, NULL);
-        ring_ranks_run(RANKS_OTHER, worlds[w], NULL, ring_join_with_no_sync, NULL);
-        ring_ranks_run(RANKS_OTHER, worlds[w], NULL, ring_join_buffers, &by_active[0]);
-        ring_ranks_run(RANKS_OTHER, worlds[w], NULL, ring_join_buffers, &by_active[1]);
-        ring_ranks_run(RANKS_OTHER, worlds[w], NULL, ring_join_throws, NULL);
-    }
-    assert_int_equal(fake_gpu_live(), 0);
 }
 
 int main(void)
@@ -206,9 +185,7 @@ int main(void)
         cmocka_unit_test(send_and_recv_on_devices),
         cmocka_unit_test(send_and_recv_beside_operations),
         cmocka_unit_test(only_members_make_a_group_nccl),
-        cmocka_unit_test(uneven_join_nccl),
         cmocka_unit_test(a_failure_ends_all_ranks),
     };
-    ring_ranks_set_other("nccl", ring_nccl_comm_new);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

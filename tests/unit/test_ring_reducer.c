@@ -359,7 +359,8 @@ static void layouts(rank_test *t)
 static void layout_survives_a_checkpoint(void **state)
 {
     (void)state;
-    ring_ranks_run(RANKS_MEM, 2, NULL, layouts, NULL);
+    ring_on_every_backend(2, layouts, NULL);
+    ring_on_every_backend(5, layouts, NULL);
 }
 
 /* scale, other dtypes, other gradient memory. */
@@ -389,8 +390,7 @@ static void scaled_and_bound(rank_test *t)
 static void scale_and_bind(void **state)
 {
     (void)state;
-    ring_ranks_run(RANKS_MEM, 1, NULL, scaled_and_bound, NULL);
-    ring_ranks_run(RANKS_MEM, 4, NULL, scaled_and_bound, NULL);
+    ring_everywhere(scaled_and_bound, NULL);
 }
 
 /* A rank dies between two buckets: finish names it on the others, and freeing is safe. */

@@ -109,6 +109,10 @@ bool model_all_sums(const model *m, int world, int step)
 void ring_on_every_backend(int world, rank_fn fn, void *arg)
 {
     static const ranks_backend backends[] = {RANKS_MEM, RANKS_TCP, RANKS_SHM, RANKS_HIER};
+    if (ring_ranks_has_other()) {
+        ring_ranks_run(RANKS_OTHER, world, NULL, fn, arg);
+        return;
+    }
     for (size_t b = 0; b < sizeof backends / sizeof backends[0]; b++) {
         if (backends[b] != RANKS_HIER || world > 2) { /* else it is one of the others */
             ring_ranks_run(backends[b], world, NULL, fn, arg);

@@ -37,7 +37,8 @@ bool model_new_reducer(rank_test *t, model *m, const ring_reducer_options *opt, 
 /* All of them are. */
 bool model_all_sums(const model *m, int world, int step);
 
-/* fn on one world over every backend; on worlds 1, 2, 3, 4, 5 and 8. */
+/* fn on one world over every backend (over the other one alone where it is set, ring_ranks.h); on
+ * worlds 1, 2, 3, 4, 5 and 8. */
 void ring_on_every_backend(int world, rank_fn fn, void *arg);
 void ring_everywhere(rank_fn fn, void *arg);
 

@@ -71,11 +71,18 @@ void rank_meet(rank_test *t)
 
 static const char *g_other_name = "other";
 static ranks_join_fn g_other_join;
+static long (*g_other_live)(void);
 
-void ring_ranks_set_other(const char *name, ranks_join_fn join_fn)
+void ring_ranks_set_other(const char *name, ranks_join_fn join_fn, long (*count_live)(void))
 {
     g_other_name = name;
     g_other_join = join_fn;
+    g_other_live = count_live;
+}
+
+bool ring_ranks_has_other(void)
+{
+    return g_other_join != NULL;
 }
 
 const char *ranks_backend_name(ranks_backend b)
@@ -173,7 +180,8 @@ void ring_ranks_run(ranks_backend backend, int world, const ring_options *opt, r
                     void *arg)
 {
     static uint64_t epoch = 1000;
-    const ring_options fresh = {.group = "test", .epoch = epoch++, .timeout_ms = 20000};
+    const ring_options fresh = {
+        .group = "test", .epoch = epoch++, .timeout_ms = 20000, .poll_ms = 5};
     ring_comm *comms[64] = {0};
     rank_thread threads[64] = {0};
     bd_kv *kv = bd_kv_mem_new();
@@ -205,5 +213,8 @@ void ring_ranks_run(ranks_backend backend, int world, const ring_options *opt, r
             fail_msg("%s, world %d, rank %d: %s", ranks_backend_name(backend), world, r,
                      threads[r].test.failure);
         }
+    }
+    if (backend == RANKS_OTHER && g_other_live != NULL) {
+        assert_int_equal(g_other_live(), 0);
     }
 }

@@ -23,8 +23,10 @@ typedef enum ranks_backend {
 
 typedef bd_status (*ranks_join_fn)(bd_kv *kv, int rank, int world, const ring_options *opt,
                                    ring_comm **out, bd_err *err);
-/* A backend that is not in every build. name: static. */
-void ring_ranks_set_other(const char *name, ranks_join_fn join_fn);
+/* A backend that is not in every build. name: static; count_live: what its fakes hold, NULL or 0
+ * after each group. ring_on_every_backend and ring_everywhere then run on this one alone. */
+void ring_ranks_set_other(const char *name, ranks_join_fn join_fn, long (*count_live)(void));
+bool ring_ranks_has_other(void);
 
 const char *ranks_backend_name(ranks_backend b);
 
