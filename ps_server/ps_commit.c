@@ -438,6 +438,9 @@ static void cut(ps_shard *s, ps_op *op)
         ps_op_finish(op, op->err.code);
         return;
     }
+    if (have->consistency != PS_SYNC && have->epoch == op->job.epoch) {
+        op->cut->job.last_step = op->job.last_step; /* steps are the clients': they know which */
+    }
     ps_op_finish(op, ps_cut_take(s, op->cut, &op->err));
 }
 

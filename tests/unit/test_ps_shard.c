@@ -443,6 +443,20 @@ static void training_goes_on_while_a_cut_is_written(void **state)
     close_shard(s);
 }
 
+/* The steps of an async job are its clients': a cut is found again by the step they called it. */
+static void an_async_cut_is_found_by_its_step(void **state)
+{
+    (void)state;
+    bd_err err;
+    ps_shard *s = open_shard(0);
+    (void)create_table(s);
+    must(open_job(s, 1, PS_ASYNC, "", 0, &err), &err);
+    must(save(s, PS_CKPT_CUT, "c", 71, &err), &err);
+    must(save(s, PS_CKPT_WAIT, "c", 71, &err), &err);
+    assert_int_equal(save(s, PS_CKPT_WAIT, "c", 72, &err), BD_E_NOT_FOUND);
+    close_shard(s);
+}
+
 /* A checkpoint with a damaged manifest is refused by name and the rows stay. */
 static void damaged_checkpoints_are_refused(void **state)
 {
@@ -604,6 +618,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(restore_fences_and_repeats, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(training_goes_on_while_a_cut_is_written, make_dir,
                                         drop_dir),
+        cmocka_unit_test_setup_teardown(an_async_cut_is_found_by_its_step, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(damaged_checkpoints_are_refused, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(async_pushes_apply_once, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(folders_keep_their_server, make_dir, drop_dir),
