@@ -6,6 +6,7 @@
 #include "base/mem.h"
 
 #include "ring/ring.h"
+#include "ring/ring_comm_int.h"
 
 #include "tests/util/cut_proxy.h"
 #include "tests/util/ring_ranks.h"
@@ -35,6 +36,7 @@ typedef struct member {
     int steps;         /* allreduces it tries after joining */
     size_t n;          /* of this length */
     int64_t pause_ms;  /* before each */
+    int64_t limit_ms;  /* of each, where it is not that of the rendezvous, too */
     bd_status join_rc; /* out */
     bd_status rc;      /* out: of the last allreduce */
     bd_err err;
@@ -47,6 +49,9 @@ static void *member_main(void *arg)
     ring_comm *c = NULL;
     m->rc = ring_new(m->kv, m->rank, m->world, &m->opt, &c, &m->err);
     m->join_rc = m->rc;
+    if (m->rc == BD_OK && m->limit_ms > 0) { /* no operation has looked at it yet */
+        c->engine.timeout_ns = m->limit_ms * BD_NS_PER_MS;
+    }
     float *v = bd_calloc(m->n + 1, sizeof *v);
     for (int s = 0; m->rc == BD_OK && s < m->steps; s++) {
         bd_sleep_ms(m->pause_ms);
@@ -81,13 +86,14 @@ static void expect(const member *m, bd_status want, const char *text)
     }
 }
 
-/* Rank 1's bytes to rank 0 end after n_bytes. */
-static void run_cut(member m[2], size_t n_bytes, cut_how how, int64_t timeout_ms)
+/* Rank 1's bytes to rank 0 end after n_bytes. limit_ms: of an operation; 0: timeout_ms. */
+static void run_cut(member m[2], size_t n_bytes, cut_how how, int64_t timeout_ms, int64_t limit_ms)
 {
     bd_kv *kv = bd_kv_mem_new();
     cut_proxy *p = cut_proxy_new(kv, "/rank/0", n_bytes, how);
     for (int r = 0; r < 2; r++) {
         m[r] = (member){.kv = cut_proxy_kv(p), .rank = r, .world = 2, .steps = 3, .n = 100000};
+        m[r].limit_ms = limit_ms;
         m[r].opt = (ring_options){
             .group = "cut", .epoch = 1, .timeout_ms = timeout_ms, .backend = RING_TCP};
         start(&m[r]);
@@ -106,7 +112,7 @@ static void half_frame_then_silence(void **state)
     (void)state;
     for (size_t i = 0; i < 2; i++) {
         member m[2];
-        run_cut(m, g_cuts[i], CUT_STALL, 400);
+        run_cut(m, g_cuts[i], CUT_STALL, 20000, 400); /* ranks may start late */
         expect(&m[0], BD_E_TIMEOUT, "rank 1 did not take part for 400 ms");
         expect(&m[1], BD_E_TIMEOUT, "rank 0 did not take part for 400 ms");
         assert_non_null(strstr(m[0].err.text, "allreduce \"step\" (seq 0, f32 x 100000, sum)"));
@@ -118,7 +124,7 @@ static void half_frame_then_the_end(void **state)
     (void)state;
     for (size_t i = 0; i < 2; i++) {
         member m[2];
-        run_cut(m, g_cuts[i], CUT_CLOSE, 20000);
+        run_cut(m, g_cuts[i], CUT_CLOSE, 20000, 0);
         expect(&m[0], BD_E_PEER_LOST, "rank 1 lost");
         expect(&m[1], BD_E_PEER_LOST, "rank 0 lost");
     }
@@ -128,10 +134,10 @@ static void half_hello(void **state)
 {
     (void)state;
     member m[2];
-    run_cut(m, 50, CUT_STALL, 2000);
+    run_cut(m, 50, CUT_STALL, 2000, 0);
     expect(&m[0], BD_E_TIMEOUT, "rank 1 did not connect within 2000 ms");
     assert_int_not_equal(m[1].join_rc, BD_OK);
-    run_cut(m, 50, CUT_CLOSE, 2000);
+    run_cut(m, 50, CUT_CLOSE, 2000, 0);
     expect(&m[0], BD_E_TIMEOUT, "rank 1 did not connect within 2000 ms");
     expect(&m[1], BD_E_UNAVAILABLE, "rank 0 at 127.0.0.1");
 }
@@ -141,7 +147,7 @@ static void a_flipped_byte_in_a_header_is_corrupt(void **state)
 {
     (void)state;
     member m[2];
-    run_cut(m, 128, CUT_FLIP, 20000);
+    run_cut(m, 128, CUT_FLIP, 20000, 0);
     expect(&m[0], BD_E_CORRUPT, "rank 0 got bytes from rank 1");
     expect(&m[1], BD_E_CORRUPT, "rank 0 got bytes from rank 1");
 }

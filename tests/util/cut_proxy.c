@@ -2,6 +2,8 @@
 
 #include "base/mem.h"
 
+#include "ring/ring_frame.h"
+
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -21,8 +23,9 @@
 #define MOST_PAIRS 16
 
 typedef struct pair {
-    int outside; /* who connected; -1: closed */
-    int inside;  /* the rank */
+    int outside;      /* who connected; -1: closed */
+    int inside;       /* the rank */
+    size_t n_outward; /* bytes that have left the rank */
 } pair;
 
 struct cut_proxy {
@@ -143,12 +146,19 @@ static void close_all(cut_proxy *p)
     }
 }
 
+static size_t most_outward(const cut_proxy *p, const pair *c, size_t most)
+{
+    size_t left = RING_FRAME_BYTES - c->n_outward;
+    return p->how != CUT_STALL || most < left ? most : left;
+}
+
 /* Moves what is there from one side to the other; an end closes both. */
 static void forward(cut_proxy *p, pair *c, bool inwards)
 {
     static uint8_t bytes[1 << 16]; /* one thread */
     bool counts = inwards && !p->is_cut;
     size_t most = counts && p->n_left < sizeof bytes ? p->n_left : sizeof bytes;
+    most = inwards ? most : most_outward(p, c, most);
     bool flips = counts && p->how == CUT_FLIP && most == 0;
     ssize_t n = recv(inwards ? c->outside : c->inside, bytes, flips ? 1 : most, 0);
     if (n <= 0) {
@@ -159,10 +169,12 @@ static void forward(cut_proxy *p, pair *c, bool inwards)
         bytes[0] = (uint8_t)~bytes[0];
         p->is_cut = true;
     }
-    if (!write_all(inwards ? c->inside : c->outside, bytes, (size_t)n)) {
+    bool is_written = write_all(inwards ? c->inside : c->outside, bytes, (size_t)n);
+    if (!is_written && p->how != CUT_STALL) { /* else a rank has ended before it heard anything */
         close_pair(c);
         return;
     }
+    c->n_outward += inwards ? 0 : (size_t)n;
     if (counts && !flips) {
         p->n_left -= (size_t)n;
         p->is_cut = p->n_left == 0 && p->how != CUT_FLIP;
@@ -181,7 +193,9 @@ static void *proxy_main(void *arg)
         bool is_stalled = p->is_cut && p->how == CUT_STALL;
         for (int i = 0; i < n; i++) {
             fds[1 + 2 * i] = (struct pollfd){.fd = p->pairs[i].outside, .events = POLLIN};
-            fds[2 + 2 * i] = (struct pollfd){.fd = p->pairs[i].inside, .events = POLLIN};
+            bool is_shut = most_outward(p, &p->pairs[i], 1) == 0;
+            fds[2 + 2 * i] =
+                (struct pollfd){.fd = is_shut ? -1 : p->pairs[i].inside, .events = POLLIN};
         }
         if (poll(fds, is_stalled ? 1 : (nfds_t)(1 + 2 * n), 20) <= 0) {
             continue;

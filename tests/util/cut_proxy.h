@@ -11,7 +11,8 @@
 typedef struct cut_proxy cut_proxy;
 
 typedef enum cut_how {
-    CUT_STALL, /* nothing passes any more, in either direction; the connections stay */
+    CUT_STALL, /* nothing passes any more; from the start, nothing but the rank's hello leaves it,
+                  so that what is heard does not depend on who is late; the connections stay */
     CUT_CLOSE, /* both connections end */
     CUT_FLIP   /* the next byte arrives inverted, everything else as it was */
 } cut_how;
