@@ -5,27 +5,32 @@
  * Ownership: ops and waiters belong to the caller until their `done` / `finish` runs.
  * Order:     journal first, then rows, then the answer. Cancellation counts only before journaling.
  * Durable:   checkpoint: rows change in memory; after a crash the job is E_LOST until it is
- * restored. journal: the record is written, then the rows, then the answer. sync: as journal, and
- *            one fsync before the answers of all pushes that wait by then; lookups may see a row a
- *            moment before. A failed fsync ends all writing until the next start.
+ *            restored. journal: the record is written, then the rows, then the answer. sync: as
+ *            journal, and one fsync before the answers of all pushes that wait by then; lookups may
+ *            see a row a moment before. A failed fsync ends all writing until the next start.
  * Faults:    ps.journal.append.before, ps.journal.append.after, ps.journal.sync, ps.apply.after,
  *            ps.commit.reply, ps.checkpoint.rows, ps.checkpoint.publish (base/fault.h).
  *
  * Thread model of ps_shard
  *   threads    handlers (N), commit thread (1), keeper thread (1: write-back, checkpoints,
- * restores) field            written by         read by               protected by tables (set)
- * commit             all                   tables_lock (read while used) rows             commit
- * handlers, keeper      stripe locks in ps_table core, dedup      handlers, commit   same
- * core_lock, memory work only commit queue     all                commit                queue_lock;
- * bounded (async pushes) journal          commit             keeper (cut, sync)    its own store
- * keeper             -                     owner applied_n        commit             keeper
- * _Atomic, release/acquire blocking   handlers: never on disk; requests that must wait are parked
- * as waiters or ops lock order tables_lock > stripe lock; core_lock and queue_lock alone; none
- * across callbacks shutdown   ps_shard_stop: refuse, answer the parked, drain the queue, write
- * back, join overload   async and bounded pushes in flight: 256 and stage_bytes, over it
- * E_EXHAUSTED (the rank that is furthest behind in a bounded job has as much again for itself; no
- * push ever waits for a lookup, so that nothing can deadlock); sync: stage limit (ps_step.h); a
- * journal at twice its cap holds the commit thread until the keeper has caught up
+ *              restores)
+ *   field                 written by        read by                protected by
+ *   tables (set)          commit            all                    tables_lock (read while used)
+ *   rows                  commit            handlers, keeper       stripe locks in ps_table
+ *   core, dedup           handlers, commit  same                   core_lock, memory work only
+ *   commit queue          all               commit                 queue_lock; bounded (async)
+ *   journal               commit            keeper (cut, sync)     its own
+ *   store                 keeper            -                      owner
+ *   applied_n             commit            keeper                 _Atomic, release/acquire
+ *   blocking   handlers: never on disk; requests that must wait are parked as waiters or ops
+ *   lock order tables_lock > stripe lock; core_lock and queue_lock alone; none across callbacks
+ *   shutdown   ps_shard_stop: refuse, answer the parked, drain the queue, write back, join
+ *   overload   async and bounded pushes in flight: 256 and stage_bytes, over it E_EXHAUSTED (the
+ *              rank that is furthest behind in a bounded job has as much again for itself; no push
+ *              ever waits for a lookup, so that nothing can deadlock); sync: stage limit
+ *              (ps_step.h); a journal at twice its cap holds the commit thread until the keeper has
+ *              caught up, unless the keeper cannot write rows back (a full disk): the journal then
+ *              grows until the disk refuses it too, and pushes with it
  */
 #ifndef PS_SHARD_H
 #define PS_SHARD_H

@@ -5,20 +5,23 @@
  * Numbers:   a batch is applied in the order of its keys; each row's result depends on that row and
  *            its gradient only, so the order of different keys does not change a bit.
  * Cost:      gather and apply are one probe and one row access a key, prefetched up to 32 keys
- * ahead; one lock for each run of keys of one stripe.
+ *            ahead; one lock for each run of keys of one stripe.
  *
  * Thread model of ps_table
  *   threads    handlers (N): gather, export, hash; commit thread (1): reserve, apply, assign;
  *              write-back thread (1): take_dirty, put_back
  *   field      written by              read by      protected by
  *   stripe     commit, write-back      all          the stripe's rwlock: writers take one at a
- * time, batched reads a few, in ascending order n_rows     commit                  all _Atomic,
- * relaxed (a statistic) scratch    commit                  commit       owner blocking   only on
- * stripe locks, which are never held across a callback or the disk Tiers:     with a budget, rows
- * that are not used leave memory (CLOCK in ps_rows.h) once the store has them, and come back when
- * they are asked for. A row that is away is found by its absence here while n_away is not 0: the
- * caller fetches it (ps_fetch.h), never under a stripe lock, and finishes. A record holds its rows
- * from plan to apply, so that apply meets every row it needs and cannot fail.
+ *                                                   time, batched reads a few, in ascending order
+ *   n_rows     commit                  all          _Atomic, relaxed (a statistic)
+ *   scratch    commit                  commit       owner
+ *   blocking   only on stripe locks, which are never held across a callback or the disk
+ *
+ * Tiers:     with a budget, rows that are not used leave memory (CLOCK in ps_rows.h) once the store
+ *            has them, and come back when they are asked for. A row that is away is found by its
+ *            absence here while n_away is not 0: the caller fetches it (ps_fetch.h), never under a
+ *            stripe lock, and finishes. A record holds its rows from plan to apply, so that apply
+ *            meets every row it needs and cannot fail.
  */
 #ifndef PS_TABLE_H
 #define PS_TABLE_H

@@ -8,14 +8,18 @@
  * Thread model of ring_comm
  *   threads    callers (any, one at a time issues), the communicator's own thread (one; a direct
  *              backend has it from the first asynchronous operation on)
- *   field              written by     read by        protected by
- *   engine, running    the driver     the driver     driver (world 1: the caller; direct: who is
- * busy) queue, abort, stop callers        the driver     lock; then backend->wake failure the
- * driver     callers        lock driver, is_busy    who runs       all            lock driver the
- * own thread, or a caller that makes the progress of its blocking operation itself (tcp); world 1:
- * the caller blocking   callers drive, or wait on the work's own condition; a work outlives its
- * communicator lock order lock, then a work's lock; none held across the engine or run shutdown
- * ring_free: stop flag, wake, join; open works end with BD_E_ABORTED
+ *   field            written by   read by     protected by
+ *   engine, running  the driver   the driver  who drives: the driver; world 1 the caller; direct
+ *                                             backends who is busy
+ *   queue, abort,    callers      the driver  lock; then backend->wake
+ *   stop
+ *   failure          the driver   callers     lock
+ *   driver, is_busy  who runs     all         lock
+ *   driver     the own thread, or a caller that makes the progress of its blocking operation itself
+ *              (tcp); world 1: the caller
+ *   blocking   callers drive, or wait on the work's own condition; a work outlives its communicator
+ *   lock order lock, then a work's lock; none held across the engine or run
+ *   shutdown   ring_free: stop flag, wake, join; open works end with BD_E_ABORTED
  */
 #ifndef RING_COMM_INT_H
 #define RING_COMM_INT_H

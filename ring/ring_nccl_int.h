@@ -2,13 +2,17 @@
  *
  * Thread model of ring_nccl
  *   threads    the issuing one (one at a time), waiters (any), the watchdog (one)
- *   field                  written by           read by      protected by
- *   comm                   issuing, watchdog    both         call_lock, one NCCL call at a time;
- * the watchdog goes past a lock that is held for too long (NCCL itself is stuck) works, seq,
- * history,   all                  all          lock wanted, failure blocking   waiters poll the
- * device, and stop when the group has failed and NCCL is stopped lock order call_lock and lock are
- * never held together shutdown   ring_nccl_free: open operations are aborted; the watchdog is
- * joined, or left behind as the owner when NCCL does not stop within stop_ms (an error is logged)
+ *   field           written by         read by  protected by
+ *   comm            issuing, watchdog  both     call_lock, one NCCL call at a time; the watchdog
+ *                                               goes past a lock that is held for too long (NCCL
+ *                                               itself is stuck)
+ *   works, seq,     all                all      lock
+ *   history,
+ *   wanted, failure
+ *   blocking   waiters poll the device, and stop when the group has failed and NCCL is stopped
+ *   lock order call_lock and lock are never held together
+ *   shutdown   ring_nccl_free: open operations are aborted; the watchdog is joined, or left behind
+ *              as the owner when NCCL does not stop within stop_ms (an error is logged)
  *
  * Keys below prefix, each set once for an epoch:
  *   rank/<r>   "<NCCL version> <world>": has joined
