@@ -413,7 +413,6 @@ static void backward_udf_error(aw_world *w)
 /* A Cleanup that comes while the backward of the same context runs. */
 typedef struct cleaner {
     rpc_module module;
-    aw_world *w;
     rpc_ag_ctx *ctx; /* the trainer's */
 } cleaner;
 
@@ -461,11 +460,11 @@ static void clean_context_during_backward(aw_world *w)
                              .forward = cleaner_forward,
                              .backward = cleaner_backward,
                              .saved_free = nothing_saved};
-    aw_must(rpc_ag_register(w->a.ag, &c->module, NULL), NULL);
+    c->ctx = aw_begin(w);
+    aw_must(rpc_ag_register(w->a.ag, &c->module, NULL), NULL); /* from here on a thread reads c */
     rpc_ag_result r;
     bd_err err = BD_ERR_INIT;
     float gx[AW_N];
-    c->ctx = aw_begin(w);
     aw_must(aw_ask(c->ctx, w->to_a, "cleaner", 1, aw_x1, &r, &err), &err);
     rpc_tensor grad = aw_rows(1, aw_g1), in = {0};
     bd_status rc = rpc_ag_backward(r.msg, &grad, 1, &in, 1, NULL, &err);
