@@ -222,6 +222,19 @@ static bd_status open_job(int port, uint64_t epoch, bd_err *err)
     return rc;
 }
 
+/* The only server of a cluster, in a new folder, with its health on that port; its own port. */
+static int start_alone(start *st, char *dir, char health[64], int health_port)
+{
+    assert_non_null(mkdtemp(dir));
+    (void)snprintf(health, 64, "127.0.0.1:%d", health_port);
+    st->opt.servers = 1;
+    st->opt.data_dir = dir;
+    st->opt.health_listen = health;
+    (void)start_main(st);
+    assert_int_equal(st->rc, BD_OK);
+    return (int)strtol(strrchr(ps_server_address(st->server), ':') + 1, NULL, 10);
+}
+
 /* Drain: not ready, new jobs refused, over with undrain; asking changes nothing. */
 static void drain_refuses_new_jobs_until_undrain(void **state)
 {
@@ -231,14 +244,7 @@ static void drain_refuses_new_jobs_until_undrain(void **state)
     start st = {.opt = base_options};
     bd_err err = BD_ERR_INIT;
     (void)state;
-    assert_non_null(mkdtemp(dir));
-    (void)snprintf(health, sizeof health, "127.0.0.1:%d", port);
-    st.opt.servers = 1;
-    st.opt.data_dir = dir;
-    st.opt.health_listen = health;
-    (void)start_main(&st);
-    assert_int_equal(st.rc, BD_OK);
-    int main_port = (int)strtol(strrchr(ps_server_address(st.server), ':') + 1, NULL, 10);
+    int main_port = start_alone(&st, dir, health, port);
     assert_int_equal(open_job(main_port, 1, &err), BD_OK);
     assert_int_equal(drain(main_port, BRAID__V1__DRAIN_MODE__DRAIN_MODE_QUERY, &draining, &err),
                      BD_OK);
@@ -270,14 +276,7 @@ static void a_server_whose_journal_failed_is_not_ready(void **state)
     start st = {.opt = base_options};
     bd_err err = BD_ERR_INIT;
     (void)state;
-    assert_non_null(mkdtemp(dir));
-    (void)snprintf(health, sizeof health, "127.0.0.1:%d", port);
-    st.opt.servers = 1;
-    st.opt.data_dir = dir;
-    st.opt.health_listen = health;
-    (void)start_main(&st);
-    assert_int_equal(st.rc, BD_OK);
-    int main_port = (int)strtol(strrchr(ps_server_address(st.server), ':') + 1, NULL, 10);
+    int main_port = start_alone(&st, dir, health, port);
     assert_int_equal(probe(port, "readiness"), SERVING);
     assert_true(bd_fault_arm("ps.journal.sync", "fail", 0));
     assert_int_equal(open_job(main_port, 1, &err), BD_E_IO);
