@@ -6,6 +6,7 @@
 
 #include "rpc/rpc_ag_call_int.h"
 
+#include "tests/util/ag_modules.h"
 #include "tests/util/ag_world.h"
 
 #include <setjmp.h>
@@ -416,20 +417,6 @@ typedef struct cleaner {
     rpc_ag_ctx *ctx; /* the trainer's */
 } cleaner;
 
-static bd_status cleaner_forward(void *self, rpc_ag_ctx *ctx, const rpc_tensor *in, size_t n_in,
-                                 rpc_tensor *out, size_t *n_out, void **saved, bd_err *err)
-{
-    (void)ctx;
-    (void)n_in;
-    (void)err;
-    *out = in[0];
-    (void)bd_buf_ref(out->buf);
-    out->requires_grad = true;
-    *n_out = 1;
-    *saved = self;
-    return BD_OK;
-}
-
 static bd_status cleaner_backward(void *self, void *saved, const rpc_tensor *grad_out, size_t n_out,
                                   rpc_tensor *grad_in, size_t n_in, rpc_grad_sink *sink,
                                   bd_err *err)
@@ -444,22 +431,14 @@ static bd_status cleaner_backward(void *self, void *saved, const rpc_tensor *gra
     return ag_fan_cleanup(c->ctx, err);
 }
 
-static void nothing_saved(void *self, void *saved)
-{
-    (void)self;
-    (void)saved;
-}
-
 static void clean_context_during_backward(aw_world *w)
 {
     cleaner *c = bd_calloc(1, sizeof *c);
     assert_non_null(c);
     w->user = c;
-    c->module = (rpc_module){.name = "cleaner",
-                             .self = c,
-                             .forward = cleaner_forward,
-                             .backward = cleaner_backward,
-                             .saved_free = nothing_saved};
+    c->module = am_boom("cleaner"); /* its forward */
+    c->module.self = c;
+    c->module.backward = cleaner_backward;
     c->ctx = aw_begin(w);
     aw_must(rpc_ag_register(w->a.ag, &c->module, NULL), NULL); /* from here on a thread reads c */
     rpc_ag_result r;
