@@ -2,6 +2,7 @@
 #include "rpc/rpc_rref.h"
 
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/rand.h"
@@ -359,77 +360,78 @@ bool rpc_rref_is_owner(const rpc_rref *r)
 
 /* ---- deleting ---- */
 
-/* A DeleteFork on its way, however often it takes. */
-typedef struct deleting {
-    rpc_ag *ag;
-    rpc_ag_peer *owner;
-    bd_chain body;
-    int tries;
-} deleting;
+/* The handle carries its DeleteFork itself, however often it takes: what runs when memory is short
+ * must not need any to be remembered. */
+static void delete_try(void *user);
 
-static void delete_try(deleting *d);
-
-static void deleting_free(deleting *d)
+static void deleting_end(rpc_rref *r)
 {
-    rpc_ag *ag = d->ag;
-    bd_chain_deinit(&d->body);
-    bd_free(d);
+    rpc_ag *ag = r->ag;
+    handle_free(r);
     ag_notice_end(ag);
 }
 
-static bool worth_another(const deleting *d, bd_status rc)
+/* Lost, or the owner had no room for it just now. */
+static bool worth_another(const rpc_rref *r, bd_status rc)
 {
-    (void)pthread_mutex_lock(&d->ag->lock);
-    bool closing = d->ag->closing;
-    (void)pthread_mutex_unlock(&d->ag->lock);
-    return !closing && d->tries < AG_DELETE_TRIES && (rc == BD_E_UNAVAILABLE || rc == BD_E_TIMEOUT);
+    (void)pthread_mutex_lock(&r->ag->lock);
+    bool closing = r->ag->closing;
+    (void)pthread_mutex_unlock(&r->ag->lock);
+    return !closing && r->n_deletes < AG_DELETE_TRIES &&
+           (rc == BD_E_UNAVAILABLE || rc == BD_E_TIMEOUT || rc == BD_E_NOMEM ||
+            rc == BD_E_EXHAUSTED);
+}
+
+static void delete_again_or_end(rpc_rref *r, bd_status rc, const bd_err *err)
+{
+    rpc_env *env = r->ag->env;
+    if (rc != BD_OK && worth_another(r, rc)) {
+        int64_t wait_ns = rc == BD_E_UNAVAILABLE || rc == BD_E_TIMEOUT /* have waited */
+                              ? 0
+                              : r->n_deletes * AG_DELETE_WAIT_MS * BD_NS_PER_MS;
+        if (wait_ns == 0 || env->t->after(env, wait_ns, delete_try, r) != BD_OK) {
+            delete_try(r);
+        }
+        return;
+    }
+    if (rc != BD_OK) {
+        BD_LOG(WARN, "a reference was not given back; its owner keeps the value until the lease",
+               "node", r->owner->name, "error", bd_err_text(err));
+    }
+    deleting_end(r);
 }
 
 static void on_deleted(void *user, bd_status rc, bd_chain *reply, const bd_err *err)
 {
     (void)reply;
-    deleting *d = user;
-    if (rc != BD_OK && worth_another(d, rc)) {
-        delete_try(d);
-        return;
-    }
-    if (rc != BD_OK) {
-        BD_LOG(WARN, "a reference was not given back; its owner keeps the value until the lease",
-               "node", d->owner->name, "error", bd_err_text(err));
-    }
-    deleting_free(d);
+    delete_again_or_end(user, rc, err);
 }
 
-static void delete_try(deleting *d)
+static void delete_try(void *user)
 {
+    rpc_rref *r = user;
     rpc_call_options opt = {.deadline_ms = AG_CONTROL_MS, .idempotent = true};
-    bd_chain copy = {0};
+    bd_chain body = {0};
     bd_err err = BD_ERR_INIT;
-    d->tries++;
-    bd_status rc = bd_chain_add_chain(&copy, &d->body);
+    r->n_deletes++;
+    bd_status rc = ag_rref_pack_fork(r, &body, &err);
     if (rc == BD_OK) {
-        rc = rpc_call_start(d->owner->ch, AG_SERVICE "DeleteFork", &copy, &opt, on_deleted, d, NULL,
+        rc = rpc_call_start(r->owner->ch, AG_SERVICE "DeleteFork", &body, &opt, on_deleted, r, NULL,
                             &err);
     }
-    bd_chain_deinit(&copy);
+    bd_chain_deinit(&body);
     if (rc != BD_OK) {
-        deleting_free(d);
+        delete_again_or_end(r, rc, &err);
     }
 }
 
-static void send_delete(const rpc_rref *r)
+/* Takes the handle. */
+static void send_delete(rpc_rref *r)
 {
-    deleting *d = bd_calloc(1, sizeof *d);
-    if (d == NULL || !ag_notice_begin(r->ag)) {
-        bd_free(d);
-        return;
-    }
-    d->ag = r->ag;
-    d->owner = r->owner;
-    if (ag_rref_pack_fork(r, &d->body, NULL) == BD_OK) {
-        delete_try(d);
+    if (ag_notice_begin(r->ag)) {
+        delete_try(r);
     } else {
-        deleting_free(d);
+        handle_free(r);
     }
 }
 
@@ -453,11 +455,11 @@ void rpc_rref_unref(rpc_rref *r)
     if (!last) {
         return;
     }
-    if (r->owner == NULL) {
-        ag_value_unref(ag, r->value);
-    } else {
+    if (r->owner != NULL) {
         send_delete(r);
+        return;
     }
+    ag_value_unref(ag, r->value);
     handle_free(r);
 }
 

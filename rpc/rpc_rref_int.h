@@ -17,7 +17,8 @@
 #include "rpc/rpc_ag_call_int.h"
 #include "rpc/rpc_rref.h"
 
-#define AG_DELETE_TRIES 20 /* of AG_CONTROL_MS each; then the lease does it */
+#define AG_DELETE_TRIES   20 /* of AG_CONTROL_MS each; then the lease does it */
+#define AG_DELETE_WAIT_MS 10 /* more with each try that found no memory */
 
 typedef struct ag_fork {
     uint64_t client_id, latest;
@@ -49,6 +50,7 @@ struct rpc_rref {
     bd_err why;       /* with RREF_FAILED */
     rpc_wait made;    /* posted when it is no longer in the making */
     rpc_ag_msg *msg;
+    int n_deletes; /* tries of its DeleteFork, once nobody holds it here */
     rpc_rref *next;
 };
 

@@ -2,6 +2,7 @@
  * and gone backward through; each case in every world of tests/util/ag_world.h, which checks after
  * each that no value, fork, handle, context or block is left. The modules: ag_rref_kit.h.
  */
+#include "base/fault.h"
 #include "base/mem.h"
 
 #include "tests/util/ag_rref_kit.h"
@@ -475,6 +476,23 @@ static void a_delete_is_repeated(aw_world *w)
     assert_int_equal(rk_counts(&w->b).values, 0);
 }
 
+/* Whichever allocation fails while it is under way, here or at the owner: it gets there, too. */
+static void a_delete_survives_every_allocation_failure(aw_world *w)
+{
+    for (long nth = 0; nth < 40; nth++) {
+        rpc_ag_ctx *ctx = aw_begin(w);
+        rpc_rref *r = rk_make(ctx, w->to_b, "layer", aw_x1);
+        aw_must(rpc_rref_wait(r, NULL), NULL);
+        aw_end(ctx);
+        assert_int_equal(rk_counts(&w->b).values, 1);
+        bd_fault_fail_alloc(nth);
+        rpc_rref_unref(r);
+        aw_pass_ms(w, 5000);
+        bd_fault_fail_alloc(-1);
+        assert_int_equal(rk_counts(&w->b).values, 0);
+    }
+}
+
 /* What a dead node held goes with its lease, not before. */
 static void forks_of_a_killed_node_go_with_its_lease(aw_world *w)
 {
@@ -513,10 +531,11 @@ static void a_node_that_says_it_lives_keeps_its_forks(aw_world *w)
     rpc_rref_unref(r);
 }
 
-#define BY_HAND(X)                              \
-    X(forks_in_any_order)                       \
-    X(a_delete_is_repeated)                     \
-    X(forks_of_a_killed_node_go_with_its_lease) \
+#define BY_HAND(X)                                \
+    X(forks_in_any_order)                         \
+    X(a_delete_is_repeated)                       \
+    X(a_delete_survives_every_allocation_failure) \
+    X(forks_of_a_killed_node_go_with_its_lease)   \
     X(a_node_that_says_it_lives_keeps_its_forks)
 
 #define BD_X(name)                         \

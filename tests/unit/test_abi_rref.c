@@ -211,12 +211,12 @@ static void dropping_gives_the_value_back(void **state)
         assert_true(held >= before + 8);
     }
     /* A list of ended contexts may have been made since, but nothing for each of 80 references. */
-    assert_true(tu_settled_blocks() < before + 8);
+    assert_true(tu_blocks_come_under(before + 8));
     stop(&w);
 }
 
 /* Whichever allocation fails, maybe one of a server's: an error, nothing stays, the next one works.
- */
+ * Nothing: what one of the 300 left behind would be seen. */
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
@@ -227,7 +227,7 @@ static void every_allocation_may_fail(void **state)
     const braid_feature f = rows_of(&w);
     long before = 0;
     int n_failed = 0;
-    for (long nth = 0; nth < 60; nth++) {
+    for (long nth = 0; nth < 330; nth++) {
         ref = NULL;
         before = nth == 30 ? tu_settled_blocks() : before;
         bd_fault_fail_alloc(nth % 30);
@@ -238,7 +238,7 @@ static void every_allocation_may_fail(void **state)
         braid_rref_free(ref);
     }
     assert_true(n_failed > 10);
-    assert_true(tu_settled_blocks() < before + 8);
+    assert_true(tu_blocks_come_under(before + 8));
     ok(remote(&w, &f, 1, &ref));
     ok(braid_rref_to_here(ref, got, ALL, &err));
     assert_memory_equal(got, w.rows, sizeof got);

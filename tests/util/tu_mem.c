@@ -14,3 +14,12 @@ long tu_settled_blocks(void)
     }
     return last;
 }
+
+bool tu_blocks_come_under(long limit)
+{
+    const int64_t until = bd_mono_ns() + 20 * BD_NS_PER_S;
+    while (bd_mem_live_blocks() >= limit && bd_mono_ns() < until) {
+        bd_sleep_ms(1);
+    }
+    return bd_mem_live_blocks() < limit;
+}
