@@ -2,6 +2,7 @@
  * own. Values are checked against what they must be before anything is timed. */
 #include "cli/cli_bench_ps.h"
 
+#include "base/clock.h"
 #include "base/exit_code.h"
 #include "base/json.h"
 #include "base/mem.h"
@@ -185,6 +186,7 @@ static void print_head(const bench_ps *b)
 static void child(const bench_ps *b, int rank)
 {
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    cli_bench_signals_default();
     rpc_tune_process();
     bd_err *err = &b->shared->errors[rank];
     bd_status rc = bench_ps_client_run(b, rank, err);
@@ -207,6 +209,21 @@ static bd_status result_of(const bench_ps *b, int rank, int status, bd_err *err)
                             WIFSIGNALED(status) ? WTERMSIG(status) : 0);
 }
 
+/* Waits for pids[r]; after a signal for none of them. */
+static int wait_client(const pid_t *pids, int r, int n)
+{
+    int status = 0;
+    bool killed = false;
+    while (waitpid(pids[r], &status, WNOHANG) == 0) {
+        for (int k = r; k < n && !killed && cli_bench_signo() != 0; k++) {
+            (void)kill(pids[k], SIGKILL);
+        }
+        killed = cli_bench_signo() != 0;
+        bd_sleep_ms(10);
+    }
+    return status;
+}
+
 /* Starts all clients and waits for them; of their failures, the one that is not "another client
  * failed" is the result. */
 static bd_status run_clients(const bench_ps *b, bd_err *err)
@@ -227,11 +244,7 @@ static bd_status run_clients(const bench_ps *b, bd_err *err)
         }
     }
     for (int r = 0; r < n; r++) {
-        int status = 0;
-        pid_t got = -1;
-        do {
-            got = waitpid(pids[r], &status, 0);
-        } while (got < 0 && errno == EINTR);
+        int status = wait_client(pids, r, n);
         bd_err why = BD_ERR_INIT;
         bd_status one = result_of(b, r, status, &why);
         if (one != BD_OK) {
@@ -278,6 +291,7 @@ static bd_status bench(const bench_ps_flags *f, const cli_io *io, bd_err *err)
     if (b.shared == MAP_FAILED) {
         return bd_err_errno(err, BD_E_NOMEM, errno, "bench");
     }
+    cli_bench_signals_watch();
     rc = start_servers(&b, err);
     if (rc == BD_OK) {
         if (!f->json) {
@@ -292,6 +306,10 @@ static bd_status bench(const bench_ps_flags *f, const cli_io *io, bd_err *err)
         }
     }
     (void)munmap(b.shared, bytes);
+    cli_bench_signals_default();
+    if (cli_bench_signo() != 0) {
+        (void)raise(cli_bench_signo()); /* nothing is left behind: end as asked */
+    }
     return rc;
 }
 

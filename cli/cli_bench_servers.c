@@ -23,6 +23,41 @@
 #define STOP_WAIT_MS  120000
 #define MAX_ARGS      64
 
+static volatile sig_atomic_t asked_by; /* the first signal */
+
+static void on_signal(int signo)
+{
+    asked_by = asked_by != 0 ? asked_by : signo;
+}
+
+/* What the parent has set to be ignored (nohup) stays so. */
+static void set_action(void (*handler)(int))
+{
+    static const int signos[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction a = {.sa_handler = handler}, was; /* without SA_RESTART */
+    (void)sigemptyset(&a.sa_mask);
+    for (size_t i = 0; i < sizeof signos / sizeof signos[0]; i++) {
+        if (sigaction(signos[i], NULL, &was) == 0 && was.sa_handler != SIG_IGN) {
+            (void)sigaction(signos[i], &a, NULL);
+        }
+    }
+}
+
+void cli_bench_signals_watch(void)
+{
+    set_action(on_signal);
+}
+
+void cli_bench_signals_default(void)
+{
+    set_action(SIG_DFL);
+}
+
+int cli_bench_signo(void)
+{
+    return asked_by;
+}
+
 /* braid-ps beside this program. */
 static bd_status find_program(char *path, size_t cap, bd_err *err)
 {
@@ -40,6 +75,7 @@ static bd_status find_program(char *path, size_t cap, bd_err *err)
 static void become(char *const *argv, const char *log, int ready)
 {
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    cli_bench_signals_default();
     int out = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0644);
     if (out >= 0 && dup2(out, STDOUT_FILENO) >= 0 && dup2(out, STDERR_FILENO) >= 0 &&
         (ready == READY_FD ? fcntl(ready, F_SETFD, 0) : dup2(ready, READY_FD)) >= 0) {
@@ -58,8 +94,11 @@ static bd_status wait_ready(int fd, char *address, size_t cap, bd_err *err)
         struct pollfd p = {.fd = fd, .events = POLLIN};
         int64_t left = (until - bd_mono_ns()) / BD_NS_PER_MS;
         int got = poll(&p, 1, left > 0 ? (int)left : 0);
-        if (got < 0 && errno == EINTR) {
+        if (got < 0 && errno == EINTR && asked_by == 0) {
             continue;
+        }
+        if (asked_by != 0) {
+            return bd_err_set(err, BD_E_CANCELLED, "signal %d", (int)asked_by);
         }
         ssize_t r = got > 0 ? read(fd, text + n, sizeof text - 1 - n) : 0;
         if (r <= 0) {
@@ -227,12 +266,12 @@ bd_status cli_bench_servers_stop(cli_bench_servers *s, bd_err *err)
     bd_status rc = BD_OK;
     for (int i = s->n - 1; i >= 0; i--) { /* the coordinator last */
         int status = 0;
-        (void)kill(s->pids[i], SIGTERM);
+        (void)kill(s->pids[i], asked_by == 0 ? SIGTERM : SIGKILL);
         if (!wait_end(s->pids[i], bd_mono_ns() + STOP_WAIT_MS * BD_NS_PER_MS, &status)) {
             (void)kill(s->pids[i], SIGKILL);
             (void)waitpid(s->pids[i], &status, 0);
         }
-        if (rc == BD_OK && (!WIFEXITED(status) || WEXITSTATUS(status) != 0)) {
+        if (rc == BD_OK && asked_by == 0 && (!WIFEXITED(status) || WEXITSTATUS(status) != 0)) {
             rc = bd_err_set(err, BD_E_INTERNAL, "bench: server %d ended with %s %d", i,
                             WIFSIGNALED(status) ? "signal" : "code",
                             WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));

@@ -45,6 +45,19 @@ check "a row of 16 bf16 numbers has 32 bytes" out_says '"row_bytes":32'
 braid bench ps --op mixed --wire-rows i8 --wire-grads i8 --codec lz4 --keys 100 --dim 5 $quick
 check "i8 and lz4" exits 0
 
+# A signal while it runs: what it has written goes first. (Bash ignores SIGINT for what it starts in the
+# background.)
+for sig in INT TERM; do
+  env --default-signal "$bin/braid" bench ps --op push --keys 100 --dim 4 --rows 3000 --seconds 600 >"$out" 2>"$err" &
+  pid=$!
+  started+=("$pid")
+  check "it runs" until_true 60 grep -q 'p50 us' "$out"
+  kill -s $sig "$pid"
+  braid_wait
+  check "SIG$sig ends it as a signal does" exits $((128 + $(kill -l $sig)))
+  check "SIG$sig leaves no folder" test -z "$(find "$work" -maxdepth 1 -name 'braid-bench-*')"
+done
+
 servers_start 2
 # shellcheck disable=SC2086
 braid bench ps --op lookup --coordinator "$coordinator" --keys 50 --dim 8 $quick --json
