@@ -2,14 +2,13 @@
  * A crash is a child process that the fault point kills; the parent opens the folder after it. */
 #include "base/fault.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/rand.h"
 
 #include "ps_server/ps_rocks.h"
-#include "ps_server/ps_shard.h"
+
+#include "tests/util/tu_shard.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -23,165 +22,57 @@
 
 #include <cmocka.h>
 
-#include "braid/v1/parameter_server.pb-c.h"
-
-#define DIM   4u
-#define KEYS  ((size_t)30)
-#define WORLD 2u
-
 static char dir[64];
 
 static int make_dir(void **state)
 {
     (void)state;
-    (void)snprintf(dir, sizeof dir, "/tmp/test_ps_shard.XXXXXX");
-    return mkdtemp(dir) == NULL;
+    tu_dir_new(dir);
+    return 0;
 }
 
 static int drop_dir(void **state)
 {
-    bd_err err;
     (void)state;
     bd_fault_disarm_all();
-    return ps_dir_remove(dir, &err) != BD_OK;
-}
-
-/* Stops the process as well in a child, where cmocka's fail would go on with the parent's tests. */
-static void must(bd_status rc, const bd_err *err)
-{
-    if (rc != BD_OK) {
-        (void)fprintf(stderr, "%s: %s\n", bd_status_name(rc), bd_err_text(err));
-        abort();
-    }
+    tu_dir_drop(dir);
+    return 0;
 }
 
 static ps_shard *open_shard(size_t journal_cap)
 {
     ps_shard *s = NULL;
     bd_err err;
-    ps_shard_options opt = {.data_dir = dir, .n_servers = 1, .journal_cap_bytes = journal_cap};
-    must(ps_shard_open(&opt, &s, &err), &err);
-    must(ps_shard_start(s, &err), &err);
+    tu_must(tu_shard_open(dir, &(ps_shard_options){.journal_cap_bytes = journal_cap}, &s, &err),
+            &err);
     return s;
-}
-
-static void close_shard(ps_shard *s)
-{
-    bd_err err;
-    must(ps_shard_stop(s, &err), &err);
-    ps_shard_close(s);
-}
-
-/* ---- blocking calls ---- */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static int n_done; /* under lock */
-
-static void one_done(void)
-{
-    (void)pthread_mutex_lock(&lock);
-    n_done++;
-    (void)pthread_cond_broadcast(&changed);
-    (void)pthread_mutex_unlock(&lock);
-}
-static void on_op(ps_op *op)
-{
-    (void)op;
-    one_done();
-}
-static void on_waiter(ps_waiter *w)
-{
-    (void)w;
-    one_done();
-}
-static void wait_for(int n)
-{
-    (void)pthread_mutex_lock(&lock);
-    while (n_done < n) {
-        (void)pthread_cond_wait(&changed, &lock);
-    }
-    n_done -= n;
-    (void)pthread_mutex_unlock(&lock);
-}
-
-static bd_status call(ps_shard *s, ps_op *op)
-{
-    op->done = on_op;
-    ps_shard_post(s, op);
-    wait_for(1);
-    return op->rc;
 }
 
 static uint32_t create_table(ps_shard *s)
 {
-    Braid__V1__TableSpec m;
-    char name[] = "t", opt[] = "adagrad";
-    static ps_op op;
-    op = (ps_op){.kind = PS_OP_TABLE};
-    braid__v1__table_spec__init(&m);
-    m.name = name;
-    m.dim = DIM;
-    m.optimizer = opt;
-    m.seed = 5;
-    must(ps_spec_parse(&m, &op.spec, &op.err), &op.err);
-    must(call(s, &op), &op.err);
-    return op.spec.id;
+    return tu_table(s, "t", PS_DURABILITY_JOURNAL);
 }
 
 static bd_status open_job(ps_shard *s, uint64_t epoch, ps_consistency c, const char *restore,
                           uint64_t last_step, bd_err *err)
 {
-    static ps_op op;
-    op = (ps_op){.kind = PS_OP_OPEN};
-    op.job = (ps_job){epoch, WORLD, c, last_step, 0};
-    (void)snprintf(op.name, sizeof op.name, "%s", restore);
-    bd_status rc = call(s, &op);
-    *err = op.err;
-    return rc;
-}
-
-/* Gradients that are a pure function of rank and step. */
-static ps_part *part_of(uint32_t table, uint64_t epoch, uint64_t step, uint32_t rank)
-{
-    ps_part *p = bd_calloc(1, sizeof *p);
-    p->keep = bd_buf_new(KEYS * (8 + DIM * 4));
-    p->tables = bd_calloc(1, sizeof *p->tables);
-    uint64_t *keys = (uint64_t *)(void *)p->keep->bytes;
-    float *grads = (float *)(void *)(p->keep->bytes + KEYS * 8);
-    uint64_t base = bd_rand_u64(9, rank, step) % 100;
-    for (uint64_t i = 0; i < KEYS; i++) {
-        keys[i] = base + i;
-        bd_rand_normal(1, rank, step * 1000 + i, 0.0f, 1.0f, grads + i * DIM, DIM);
-    }
-    p->tables[0] =
-        (ps_grads){.table_id = table, .dim = DIM, .n_keys = KEYS, .keys = keys, .grads = grads};
-    p->n_tables = 1;
-    p->n_bytes = p->keep->n_bytes;
-    p->job_epoch = epoch;
-    p->step = step;
-    p->rank = rank;
-    p->n_parts = 1;
-    p->lr_scale = 1.0;
-    return p;
+    const ps_job job = {epoch, TU_SHARD_WORLD, c, last_step, 0};
+    return tu_open_job(s, &job, restore, err);
 }
 
 static void push(ps_shard *s, uint32_t table, uint64_t epoch, uint64_t step, uint32_t rank)
 {
     static ps_op op;
-    op = (ps_op){.kind = PS_OP_PUSH, .part = part_of(table, epoch, step, rank)};
-    must(call(s, &op), &op.err);
+    op = (ps_op){.kind = PS_OP_PUSH, .part = tu_part(table, 0, epoch, step, rank)};
+    tu_must(tu_call(s, &op), &op.err);
 }
 
+/* With a learning rate that falls. */
 static bd_status decide(ps_shard *s, uint64_t epoch, uint64_t step, ps_wait_kind kind, ps_waiter *w)
 {
-    *w = (ps_waiter){.kind = kind,
-                     .job_epoch = epoch,
-                     .step = step,
-                     .lr_scale = 1.0 / (double)step,
-                     .finish = on_waiter};
-    ps_shard_decide(s, w);
-    wait_for(1);
-    return w->rc;
+    *w =
+        (ps_waiter){.kind = kind, .job_epoch = epoch, .step = step, .lr_scale = 1.0 / (double)step};
+    return tu_wait(s, w);
 }
 
 /* Trains steps first..last of an open job, sending parts again when the shard asks. */
@@ -191,24 +82,13 @@ static void train(ps_shard *s, uint32_t table, uint64_t epoch, uint64_t first, u
     for (uint64_t step = first; step <= last; step++) {
         push(s, table, epoch, step, 1);
         push(s, table, epoch, step, 0);
-        must(decide(s, epoch, step, PS_WAIT_COMMIT, &w), &w.err);
+        tu_must(decide(s, epoch, step, PS_WAIT_COMMIT, &w), &w.err);
     }
-}
-
-static uint64_t hash_of(ps_shard *s)
-{
-    uint64_t rows = 0;
-    const ps_tables *ts = ps_shard_lock_tables(s);
-    uint64_t h = ps_tables_hash(ts, &rows);
-    ps_shard_unlock_tables(s);
-    return h;
 }
 
 static uint64_t last_step(ps_shard *s)
 {
-    ps_shard_stats st;
-    ps_shard_get_stats(s, &st);
-    return st.last_step;
+    return tu_stats(s).last_step;
 }
 
 #define STEPS 8u
@@ -219,15 +99,14 @@ static void undisturbed(uint64_t hashes[STEPS + 1])
     bd_err err;
     ps_shard *s = open_shard(0);
     uint32_t t = create_table(s);
-    must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
-    hashes[0] = hash_of(s);
+    tu_must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
+    hashes[0] = tu_hash(s);
     for (uint64_t step = 1; step <= STEPS; step++) {
         train(s, t, 1, step, step);
-        hashes[step] = hash_of(s);
+        hashes[step] = tu_hash(s);
     }
-    close_shard(s);
-    must(ps_dir_remove(dir, &err), &err);
-    must(ps_dir_make(dir, &err), &err);
+    tu_shard_close(s);
+    tu_dir_clear(dir);
 }
 
 /* A fresh process (RocksDB's threads do not survive a fork) that does `job` until the point kills
@@ -236,14 +115,8 @@ static void run_and_die(const char *job, const char *point, long nth)
 {
     char n[16];
     (void)snprintf(n, sizeof n, "%ld", nth);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        (void)execl("/proc/self/exe", "test_ps_shard", "child", dir, job, point, n, (char *)NULL);
-        _exit(1);
-    }
-    int status = 0;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
+    const char *const args[] = {dir, job, point, n, NULL};
+    int status = tu_child(args);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
@@ -262,13 +135,12 @@ static void crashes_lose_and_double_nothing(void **state)
         {"ps.checkpoint.rows", 0, 4},       {"ps.checkpoint.publish", 0, 4},
     };
     uint64_t hashes[STEPS + 1];
-    bd_err err;
     undisturbed(hashes);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         run_and_die(i >= 4 ? "checkpoint" : "train", cases[i].point, cases[i].nth);
         ps_shard *s = open_shard(0);
         assert_int_equal(last_step(s), cases[i].step);
-        assert_int_equal(hash_of(s), hashes[cases[i].step]);
+        assert_int_equal(tu_hash(s), hashes[cases[i].step]);
         uint32_t t = create_table(s);
         static ps_waiter w; /* a commit whose answer was lost: done before, or parts are wanted */
         bd_status rc = decide(s, 1, cases[i].step, PS_WAIT_COMMIT, &w);
@@ -276,10 +148,9 @@ static void crashes_lose_and_double_nothing(void **state)
         rc = decide(s, 1, cases[i].step + 1, PS_WAIT_COMMIT, &w);
         assert_int_equal(rc, BD_E_NEED_PARTS);
         train(s, t, 1, cases[i].step, STEPS); /* the first of them is a repeat */
-        assert_int_equal(hash_of(s), hashes[STEPS]);
-        close_shard(s);
-        must(ps_dir_remove(dir, &err), &err);
-        must(ps_dir_make(dir, &err), &err);
+        assert_int_equal(tu_hash(s), hashes[STEPS]);
+        tu_shard_close(s);
+        tu_dir_clear(dir);
     }
 }
 
@@ -289,22 +160,20 @@ static void a_small_journal_is_written_back(void **state)
 {
     (void)state;
     bd_err err;
-    ps_shard_stats st;
     ps_shard *s = open_shard(8192);
     uint32_t t = create_table(s);
-    must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
+    tu_must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
     train(s, t, 1, 1, 60); /* about 1.6 KB a step */
-    ps_shard_get_stats(s, &st);
+    ps_shard_stats st = tu_stats(s);
     assert_true(st.write_backs >= 2);
     assert_true(st.journal_bytes <= (size_t)3 * 8192);
-    uint64_t hash = hash_of(s);
-    close_shard(s);
+    uint64_t hash = tu_hash(s);
+    tu_shard_close(s);
     s = open_shard(8192);
-    assert_int_equal(hash_of(s), hash);
+    assert_int_equal(tu_hash(s), hash);
     assert_int_equal(last_step(s), 60);
-    ps_shard_get_stats(s, &st);
-    assert_int_equal(st.journal_records, 0); /* an orderly stop leaves nothing to replay */
-    close_shard(s);
+    assert_int_equal(tu_stats(s).journal_records, 0); /* an orderly stop leaves nothing to replay */
+    tu_shard_close(s);
 }
 
 /* Kills while rows are being written back and the journal is being cut: nothing answered is lost.
@@ -316,19 +185,17 @@ static void kills_during_write_back_lose_nothing(void **state)
     for (long nth = 35; nth <= 50; nth += 5) {
         run_and_die("small", "ps.apply.after", nth);
         ps_shard *s = open_shard(0);
-        uint64_t got = hash_of(s), step = last_step(s);
+        uint64_t got = tu_hash(s), step = last_step(s);
         assert_int_equal(step, nth + 1);
-        close_shard(s);
-        must(ps_dir_remove(dir, &err), &err);
-        must(ps_dir_make(dir, &err), &err);
+        tu_shard_close(s);
+        tu_dir_clear(dir);
         s = open_shard(0);
         uint32_t t = create_table(s);
-        must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
+        tu_must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
         train(s, t, 1, 1, step);
-        assert_int_equal(got, hash_of(s));
-        close_shard(s);
-        must(ps_dir_remove(dir, &err), &err);
-        must(ps_dir_make(dir, &err), &err);
+        assert_int_equal(got, tu_hash(s));
+        tu_shard_close(s);
+        tu_dir_clear(dir);
     }
 }
 
@@ -340,20 +207,20 @@ static void a_failing_journal_applies_nothing(void **state)
     bd_err err;
     ps_shard *s = open_shard(0);
     uint32_t t = create_table(s);
-    must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
+    tu_must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
     train(s, t, 1, 1, 2);
-    uint64_t hash = hash_of(s);
+    uint64_t hash = tu_hash(s);
     push(s, t, 1, 3, 0);
     push(s, t, 1, 3, 1);
     assert_true(bd_fault_arm("ps.journal.append.before", "fail", 0));
     assert_int_equal(decide(s, 1, 3, PS_WAIT_COMMIT, &w), BD_E_IO);
     assert_non_null(strstr(bd_err_text(&w.err), "step 3"));
     bd_fault_disarm_all();
-    assert_int_equal(hash_of(s), hash);
+    assert_int_equal(tu_hash(s), hash);
     assert_int_equal(last_step(s), 2);
     train(s, t, 1, 3, 3);
-    assert_true(hash_of(s) != hash);
-    close_shard(s);
+    assert_true(tu_hash(s) != hash);
+    tu_shard_close(s);
 }
 
 /* A rollback: the rows of the checkpoint, a new epoch, the old one fenced; then the same bits. */
@@ -367,33 +234,33 @@ static void restore_fences_and_repeats(void **state)
     undisturbed(hashes);
     ps_shard *s = open_shard(0);
     uint32_t t = create_table(s);
-    must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
+    tu_must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
     train(s, t, 1, 1, 3);
     for (int twice = 0; twice < 2; twice++) { /* a repeated message is answered alike */
         op = (ps_op){.kind = PS_OP_CHECKPOINT, .name = "c3", .job = {.epoch = 1, .last_step = 3}};
-        must(call(s, &op), &op.err);
+        tu_must(tu_call(s, &op), &op.err);
         assert_true(op.n_rows > 0);
     }
     train(s, t, 1, 4, 6);
     op = (ps_op){.kind = PS_OP_CHECKPOINT, .name = "late", .job = {.epoch = 1, .last_step = 3}};
-    assert_int_equal(call(s, &op), BD_E_STATE);
+    assert_int_equal(tu_call(s, &op), BD_E_STATE);
     assert_int_equal(open_job(s, 2, PS_SYNC, "nothing", 3, &err), BD_E_NOT_FOUND);
-    assert_int_equal(hash_of(s), hashes[6]); /* a failed restore changes nothing */
-    must(open_job(s, 2, PS_SYNC, "c3", 3, &err), &err);
-    must(open_job(s, 2, PS_SYNC, "c3", 3, &err), &err);
-    assert_int_equal(hash_of(s), hashes[3]);
+    assert_int_equal(tu_hash(s), hashes[6]); /* a failed restore changes nothing */
+    tu_must(open_job(s, 2, PS_SYNC, "c3", 3, &err), &err);
+    tu_must(open_job(s, 2, PS_SYNC, "c3", 3, &err), &err);
+    assert_int_equal(tu_hash(s), hashes[3]);
     assert_int_equal(decide(s, 1, 7, PS_WAIT_COMMIT, &w), BD_E_FENCED);
     assert_int_equal(open_job(s, 1, PS_SYNC, "", 0, &err), BD_E_FENCED);
     train(s, t, 2, 4, STEPS);
-    assert_int_equal(hash_of(s), hashes[STEPS]);
-    close_shard(s);
+    assert_int_equal(tu_hash(s), hashes[STEPS]);
+    tu_shard_close(s);
     s = open_shard(0);
-    assert_int_equal(hash_of(s), hashes[STEPS]);
+    assert_int_equal(tu_hash(s), hashes[STEPS]);
     op = (ps_op){.kind = PS_OP_DELETE, .name = "c3"};
-    must(call(s, &op), &op.err);
-    must(call(s, &op), &op.err); /* again: fine */
+    tu_must(tu_call(s, &op), &op.err);
+    tu_must(tu_call(s, &op), &op.err); /* again: fine */
     assert_int_equal(open_job(s, 3, PS_SYNC, "c3", 3, &err), BD_E_NOT_FOUND);
-    close_shard(s);
+    tu_shard_close(s);
 }
 
 static bd_status save(ps_shard *s, ps_ckpt_phase phase, const char *name, uint64_t step,
@@ -402,7 +269,7 @@ static bd_status save(ps_shard *s, ps_ckpt_phase phase, const char *name, uint64
     static ps_op op;
     op = (ps_op){.kind = PS_OP_CHECKPOINT, .phase = phase, .job = {.epoch = 1, .last_step = step}};
     (void)snprintf(op.name, sizeof op.name, "%s", name);
-    bd_status rc = call(s, &op);
+    bd_status rc = tu_call(s, &op);
     *err = op.err;
     return rc;
 }
@@ -417,16 +284,16 @@ static void training_goes_on_while_a_cut_is_written(void **state)
     undisturbed(hashes);
     ps_shard *s = open_shard(0);
     uint32_t t = create_table(s);
-    must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
+    tu_must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
     train(s, t, 1, 1, 2);
-    must(save(s, PS_CKPT_PREPARE, "c", 0, &err), &err);
+    tu_must(save(s, PS_CKPT_PREPARE, "c", 0, &err), &err);
     train(s, t, 1, 3, 3);
-    must(save(s, PS_CKPT_CUT, "c", 3, &err), &err);
-    must(save(s, PS_CKPT_CUT, "c", 3, &err), &err); /* a repeated message */
+    tu_must(save(s, PS_CKPT_CUT, "c", 3, &err), &err);
+    tu_must(save(s, PS_CKPT_CUT, "c", 3, &err), &err); /* a repeated message */
     train(s, t, 1, 4, 6);
-    must(save(s, PS_CKPT_WAIT, "c", 3, &err), &err);
+    tu_must(save(s, PS_CKPT_WAIT, "c", 3, &err), &err);
     assert_true(bd_fault_arm("ps.checkpoint.publish", "fail", 0));
-    must(save(s, PS_CKPT_CUT, "d", 6, &err), &err);
+    tu_must(save(s, PS_CKPT_CUT, "d", 6, &err), &err);
     train(s, t, 1, 7, 7);
     assert_int_equal(save(s, PS_CKPT_WAIT, "d", 6, &err), BD_E_IO);
     assert_non_null(strstr(bd_err_text(&err), "checkpoint d"));
@@ -434,13 +301,13 @@ static void training_goes_on_while_a_cut_is_written(void **state)
     assert_int_equal(save(s, PS_CKPT_ALL, "e", 6, &err), BD_E_STATE);      /* its step has passed */
     assert_int_equal(save(s, PS_CKPT_WAIT, "e", 7, &err), BD_E_NOT_FOUND); /* never cut */
     assert_non_null(strstr(bd_err_text(&err), "\"e\": its cut is lost"));
-    must(save(s, PS_CKPT_ALL, "e", 7, &err), &err);
-    must(open_job(s, 2, PS_SYNC, "c", 3, &err), &err);
-    assert_int_equal(hash_of(s), hashes[3]);
+    tu_must(save(s, PS_CKPT_ALL, "e", 7, &err), &err);
+    tu_must(open_job(s, 2, PS_SYNC, "c", 3, &err), &err);
+    assert_int_equal(tu_hash(s), hashes[3]);
     assert_int_equal(open_job(s, 3, PS_SYNC, "d", 6, &err), BD_E_NOT_FOUND);
-    must(open_job(s, 3, PS_SYNC, "e", 7, &err), &err);
-    assert_int_equal(hash_of(s), hashes[7]);
-    close_shard(s);
+    tu_must(open_job(s, 3, PS_SYNC, "e", 7, &err), &err);
+    assert_int_equal(tu_hash(s), hashes[7]);
+    tu_shard_close(s);
 }
 
 /* The steps of an async job are its clients': a cut is found again by the step they called it. */
@@ -450,11 +317,11 @@ static void an_async_cut_is_found_by_its_step(void **state)
     bd_err err;
     ps_shard *s = open_shard(0);
     (void)create_table(s);
-    must(open_job(s, 1, PS_ASYNC, "", 0, &err), &err);
-    must(save(s, PS_CKPT_CUT, "c", 71, &err), &err);
-    must(save(s, PS_CKPT_WAIT, "c", 71, &err), &err);
+    tu_must(open_job(s, 1, PS_ASYNC, "", 0, &err), &err);
+    tu_must(save(s, PS_CKPT_CUT, "c", 71, &err), &err);
+    tu_must(save(s, PS_CKPT_WAIT, "c", 71, &err), &err);
     assert_int_equal(save(s, PS_CKPT_WAIT, "c", 72, &err), BD_E_NOT_FOUND);
-    close_shard(s);
+    tu_shard_close(s);
 }
 
 /* A checkpoint with a damaged manifest is refused by name and the rows stay. */
@@ -466,11 +333,11 @@ static void damaged_checkpoints_are_refused(void **state)
     bd_err err;
     ps_shard *s = open_shard(0);
     uint32_t t = create_table(s);
-    must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
+    tu_must(open_job(s, 1, PS_SYNC, "", 0, &err), &err);
     train(s, t, 1, 1, 3);
     op = (ps_op){.kind = PS_OP_CHECKPOINT, .name = "c", .job = {.epoch = 1, .last_step = 3}};
-    must(call(s, &op), &op.err);
-    uint64_t hash = hash_of(s);
+    tu_must(tu_call(s, &op), &op.err);
+    uint64_t hash = tu_hash(s);
     (void)snprintf(path, sizeof path, "%s/checkpoints/c/MANIFEST", dir);
     FILE *f = fopen(path, "r+");
     assert_non_null(f);
@@ -479,19 +346,19 @@ static void damaged_checkpoints_are_refused(void **state)
     assert_int_equal(fclose(f), 0);
     assert_int_equal(open_job(s, 2, PS_SYNC, "c", 3, &err), BD_E_CORRUPT);
     assert_non_null(strstr(bd_err_text(&err), "\"c\""));
-    assert_int_equal(hash_of(s), hash);
+    assert_int_equal(tu_hash(s), hash);
     train(s, t, 1, 4, 4); /* the old job goes on */
-    close_shard(s);
+    tu_shard_close(s);
 }
 
 /* ---- async ---- */
 static bd_status push_async(ps_shard *s, uint32_t table, uint64_t sequence, bool *dup)
 {
     static ps_op op;
-    op = (ps_op){.kind = PS_OP_PUSH, .part = part_of(table, 1, sequence, 0)};
+    op = (ps_op){.kind = PS_OP_PUSH, .part = tu_part(table, 0, 1, sequence, 0)};
     op.part->client_id = 77;
     op.part->sequence = sequence;
-    bd_status rc = call(s, &op);
+    bd_status rc = tu_call(s, &op);
     *dup = op.duplicate;
     return rc;
 }
@@ -505,17 +372,16 @@ static void async_pushes_apply_once(void **state)
     bool dup = false;
     ps_shard *s = open_shard(0);
     uint32_t t = create_table(s);
-    must(open_job(s, 1, PS_ASYNC, "", 0, &err), &err);
+    tu_must(open_job(s, 1, PS_ASYNC, "", 0, &err), &err);
     for (uint64_t seq = 1; seq <= 10; seq++) {
         assert_int_equal(push_async(s, t, seq, &dup), BD_OK);
         assert_false(dup);
         assert_int_equal(push_async(s, t, seq, &dup), BD_OK);
         assert_true(dup);
     }
-    uint64_t want = hash_of(s);
-    close_shard(s);
-    must(ps_dir_remove(dir, &err), &err);
-    must(ps_dir_make(dir, &err), &err);
+    uint64_t want = tu_hash(s);
+    tu_shard_close(s);
+    tu_dir_clear(dir);
 
     run_and_die("async", "ps.commit.reply", 4);
     s = open_shard(0);
@@ -523,8 +389,8 @@ static void async_pushes_apply_once(void **state)
         assert_int_equal(push_async(s, t, seq, &dup), BD_OK);
         assert_int_equal(dup, seq <= 5);
     }
-    assert_int_equal(hash_of(s), want);
-    close_shard(s);
+    assert_int_equal(tu_hash(s), want);
+    tu_shard_close(s);
 }
 
 /* ---- the folder ---- */
@@ -535,13 +401,13 @@ static void folders_keep_their_server(void **state)
     bd_err err;
     ps_shard_options opt = {.data_dir = dir, .n_servers = 1};
     assert_int_equal(ps_shard_open(&opt, &other, &err), BD_E_EXISTS);
-    close_shard(s);
+    tu_shard_close(s);
     opt.n_servers = 2;
     opt.index = 1;
     assert_int_equal(ps_shard_open(&opt, &other, &err), BD_E_MISMATCH);
     assert_non_null(strstr(bd_err_text(&err), "0 of 1, not 1 of 2"));
     opt.index = 0; /* nothing was in it: it may be of a larger cluster */
-    must(ps_shard_open(&opt, &other, &err), &err);
+    tu_must(ps_shard_open(&opt, &other, &err), &err);
     ps_shard_close(other);
     opt.index = 1;
     assert_int_equal(ps_shard_open(&opt, &other, &err), BD_E_MISMATCH);
@@ -557,9 +423,9 @@ static void slots_tile_the_keys(void **state)
     for (uint32_t i = 0; i < 3; i++) {
         char sub[96];
         (void)snprintf(sub, sizeof sub, "%s/%u", dir, i);
-        must(ps_dir_make(sub, &err), &err);
+        tu_must(ps_dir_make(sub, &err), &err);
         ps_shard_options opt = {.data_dir = sub, .index = i, .n_servers = 3};
-        must(ps_shard_open(&opt, &shards[i], &err), &err);
+        tu_must(ps_shard_open(&opt, &shards[i], &err), &err);
     }
     for (uint64_t i = 0; i < 5000; i++) {
         uint64_t key = bd_mix64(i);
@@ -588,7 +454,7 @@ static int child(char **argv)
     bool small = strcmp(argv[3], "small") == 0;
     ps_shard *s = open_shard(small ? 4096 : 0);
     uint32_t t = create_table(s);
-    must(open_job(s, 1, async ? PS_ASYNC : PS_SYNC, "", 0, &err), &err);
+    tu_must(open_job(s, 1, async ? PS_ASYNC : PS_SYNC, "", 0, &err), &err);
     if (!bd_fault_arm(argv[4], "kill", strtol(argv[5], NULL, 10))) {
         return 1;
     }
@@ -598,7 +464,7 @@ static int child(char **argv)
     train(s, t, 1, 1, small ? 60 : 4);
     if (strcmp(argv[3], "checkpoint") == 0) {
         op = (ps_op){.kind = PS_OP_CHECKPOINT, .name = "c", .job = {.epoch = 1, .last_step = 4}};
-        (void)call(s, &op);
+        (void)tu_call(s, &op);
     }
     train(s, t, 1, 5, STEPS);
     return 0; /* the point was never hit */

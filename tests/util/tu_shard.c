@@ -301,14 +301,20 @@ bd_status tu_push_sync(ps_shard *s, uint32_t table, uint32_t table2, uint64_t st
     return rc;
 }
 
+bd_status tu_wait(ps_shard *s, ps_waiter *w)
+{
+    w->finish = on_waiter;
+    ps_shard_decide(s, w);
+    wait_for(1);
+    return w->rc;
+}
+
 bd_status tu_decide(ps_shard *s, uint64_t epoch, uint64_t step, ps_wait_kind kind, bd_err *err)
 {
-    ps_waiter w = {
-        .kind = kind, .job_epoch = epoch, .step = step, .lr_scale = 1.0, .finish = on_waiter};
-    ps_shard_decide(s, &w);
-    wait_for(1);
+    ps_waiter w = {.kind = kind, .job_epoch = epoch, .step = step, .lr_scale = 1.0};
+    bd_status rc = tu_wait(s, &w);
     *err = w.err;
-    return w.rc;
+    return rc;
 }
 
 void tu_train(ps_shard *s, uint32_t table, uint32_t table2, uint64_t first, uint64_t last)

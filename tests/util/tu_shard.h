@@ -50,6 +50,8 @@ bd_status tu_push_async(ps_shard *s, uint32_t table, uint32_t table2, uint64_t s
 bd_status tu_push_many(ps_shard *s, uint32_t table, uint64_t first, size_t n, bd_err *err);
 bd_status tu_push_sync(ps_shard *s, uint32_t table, uint32_t table2, uint64_t step, uint32_t rank,
                        bd_err *err);
+/* Blocks until the shard has finished w, whose `finish` is set here. */
+bd_status tu_wait(ps_shard *s, ps_waiter *w);
 bd_status tu_decide(ps_shard *s, uint64_t epoch, uint64_t step, ps_wait_kind kind, bd_err *err);
 /* Sync steps first..last of job epoch 1, both ranks. */
 void tu_train(ps_shard *s, uint32_t table, uint32_t table2, uint64_t first, uint64_t last);
