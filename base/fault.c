@@ -13,7 +13,8 @@
 
 typedef struct point {
     char name[64];
-    bool kill;
+    bool kill, hold;
+    bool holds;     /* a thread is held here */
     long hits_left; /* fires when it is 0 at a hit; negative: fired. share: hits so far */
     long share;     /* thousandths of all hits; -1: it fires once */
 } point;
@@ -22,6 +23,8 @@ static _Atomic long alloc_countdown = -1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static point points[MAX_POINTS]; /* under lock */
 static int n_points;             /* under lock */
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static unsigned long n_disarms; /* under lock */
 static _Atomic bool any_armed;
 static pthread_once_t env_once = PTHREAD_ONCE_INIT;
 
@@ -41,7 +44,8 @@ bool bd_fault_alloc_fails(void)
 bool bd_fault_arm(const char *name, const char *kind, long nth)
 {
     bool kill = strcmp(kind, "kill") == 0, share = strcmp(kind, "share") == 0;
-    if (!kill && !share && strcmp(kind, "fail") != 0) {
+    bool hold = strcmp(kind, "hold") == 0;
+    if (!kill && !share && !hold && strcmp(kind, "fail") != 0) {
         return false;
     }
     (void)pthread_mutex_lock(&lock);
@@ -50,6 +54,8 @@ bool bd_fault_arm(const char *name, const char *kind, long nth)
         point *p = &points[n_points++];
         (void)snprintf(p->name, sizeof p->name, "%s", name);
         p->kill = kill;
+        p->hold = hold;
+        p->holds = false;
         p->hits_left = share ? 0 : nth;
         p->share = share ? nth : -1;
         atomic_store(&any_armed, true);
@@ -62,8 +68,41 @@ void bd_fault_disarm_all(void)
 {
     (void)pthread_mutex_lock(&lock);
     n_points = 0;
+    n_disarms++;
     atomic_store(&any_armed, false);
+    (void)pthread_cond_broadcast(&changed);
     (void)pthread_mutex_unlock(&lock);
+}
+
+/* Under the lock. */
+static bool is_held(const char *name)
+{
+    for (int i = 0; i < n_points; i++) {
+        if (points[i].holds && strcmp(points[i].name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void bd_fault_await_hold(const char *name)
+{
+    (void)pthread_mutex_lock(&lock);
+    while (!is_held(name)) {
+        (void)pthread_cond_wait(&changed, &lock);
+    }
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* Under the lock, which is given up meanwhile; p is not to be looked at afterwards. */
+static void stay(point *p)
+{
+    unsigned long since = n_disarms;
+    p->holds = true;
+    (void)pthread_cond_broadcast(&changed);
+    while (n_disarms == since) {
+        (void)pthread_cond_wait(&changed, &lock);
+    }
 }
 
 static void arm_one(char *item)
@@ -110,9 +149,13 @@ bool bd_fault_hit(const char *name)
             fires = fires || (strcmp(p->name, name) == 0 &&
                               (long)(bd_mix64((uint64_t)p->hits_left++) % 1000) < p->share);
         } else if (p->hits_left >= 0 && strcmp(p->name, name) == 0 && p->hits_left-- == 0) {
-            fires = true;
+            fires = !p->hold;
             if (p->kill) {
                 (void)raise(SIGKILL);
+            }
+            if (p->hold) {
+                stay(p);
+                break;
             }
         }
     }

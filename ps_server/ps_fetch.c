@@ -1,6 +1,7 @@
 #include "ps_server/ps_fetch.h"
 
 #include "base/assert.h"
+#include "base/fault.h"
 #include "base/mem.h"
 
 #include <pthread.h>
@@ -83,6 +84,7 @@ static bd_status read_chunk(ps_fetch_pool *p, const ps_fetch *f, size_t first, s
                                                    f->bytes + first, err);
     (void)pthread_rwlock_unlock(&p->store_lock);
     (void)atomic_fetch_add_explicit(&p->n_rows, n, memory_order_relaxed);
+    (void)bd_fault_hit("ps.fetch.read"); /* `hold`: read, and not yet told */
     return rc;
 }
 

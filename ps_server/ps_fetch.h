@@ -34,6 +34,7 @@ struct ps_fetch {
     bd_status rc;     /* valid when done */
     bd_err err;
     uint64_t turn;
+    uint64_t as_of; /* of a lookup: see ps_found */
     void (*done)(ps_fetch *f);
     void *user;
 
@@ -51,7 +52,8 @@ bd_status ps_fetch_wait(ps_fetch_pool *p, ps_fetch *f);
 
 static inline ps_found ps_fetch_found(const ps_fetch *f)
 {
-    return (ps_found){.values = f->values, .stride = f->stride, .bytes = f->bytes};
+    return (ps_found){
+        .values = f->values, .stride = f->stride, .bytes = f->bytes, .as_of = f->as_of};
 }
 
 #endif

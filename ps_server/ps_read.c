@@ -12,43 +12,59 @@ typedef struct row_read {
     uint32_t *missing;
 } row_read;
 
-/* One try: *again when the tables were replaced while rows were fetched. */
-static bd_status read_once(ps_shard *s, const row_read *r, bool *again, bd_err *err)
+bd_status ps_shard_read_start(ps_shard *s, ps_table *t, const uint64_t *keys, size_t n, float *out,
+                              uint32_t *missing, ps_fetch **fetch, bd_err *err)
+{
+    uint64_t as_of = atomic_load_explicit(&s->applied_n, memory_order_acquire); /* first */
+    size_t n_missing = ps_table_read(t, keys, n, out, missing);
+    *fetch = NULL;
+    if (n_missing == 0) {
+        return BD_OK;
+    }
+    ps_fetch *f =
+        ps_fetch_new(ps_table_spec(t)->id, ps_table_value_bytes(t), keys, missing, n_missing);
+    if (f == NULL) {
+        return bd_err_set(err, BD_E_NOMEM, "read: no memory for %zu rows", n_missing);
+    }
+    f->as_of = as_of;
+    f->turn = ps_fetch_pool_turn(s->fetch);
+    *fetch = f;
+    return BD_OK;
+}
+
+bd_status ps_shard_read_finish(ps_shard *s, const ps_tables *ts, const ps_fetch *f,
+                               const uint64_t *keys, const uint32_t *missing, float *out,
+                               bd_err *err)
+{
+    if (f->turn != ps_fetch_pool_turn(s->fetch)) {
+        return BD_AGAIN;
+    }
+    if (f->rc != BD_OK) {
+        *err = f->err;
+        return f->rc;
+    }
+    const ps_found found = ps_fetch_found(f);
+    ps_table_finish(ps_tables_find(ts, f->table_id), keys, missing, f->n, &found, out);
+    return BD_OK;
+}
+
+/* One try. BD_AGAIN: the tables were replaced while rows were fetched. */
+static bd_status read_once(ps_shard *s, const row_read *r, bd_err *err)
 {
     ps_fetch *f = NULL;
-    bd_status rc = BD_OK;
-    *again = false;
     const ps_tables *ts = ps_shard_lock_tables(s);
     ps_table *t = ps_tables_find(ts, r->table_id);
-    size_t n_missing = 0;
-    if (t == NULL || ps_table_spec(t)->dim != r->dim) {
-        rc = bd_err_set(err, BD_E_NOT_FOUND, "no table with id %u and dim %u", r->table_id, r->dim);
-    } else {
-        n_missing = ps_table_read(t, r->keys, r->n, r->out, r->missing);
-    }
-    if (n_missing > 0) {
-        f = ps_fetch_new(r->table_id, ps_table_value_bytes(t), r->keys, r->missing, n_missing);
-        rc = f == NULL ? bd_err_set(err, BD_E_NOMEM, "read: no memory for %zu rows", n_missing)
-                       : BD_OK;
-    }
-    if (f != NULL) {
-        f->turn = ps_fetch_pool_turn(s->fetch);
-    }
+    bd_status rc =
+        t == NULL || ps_table_spec(t)->dim != r->dim
+            ? bd_err_set(err, BD_E_NOT_FOUND, "no table with id %u and dim %u", r->table_id, r->dim)
+            : ps_shard_read_start(s, t, r->keys, r->n, r->out, r->missing, &f, err);
     ps_shard_unlock_tables(s);
     if (f == NULL) {
         return rc;
     }
-    rc = ps_fetch_wait(s->fetch, f);
-    if (rc != BD_OK) {
-        *err = f->err;
-    }
+    (void)ps_fetch_wait(s->fetch, f); /* finish looks at what came of it */
     ts = ps_shard_lock_tables(s);
-    *again = f->turn != ps_fetch_pool_turn(s->fetch);
-    if (rc == BD_OK && !*again) {
-        const ps_found found = ps_fetch_found(f);
-        ps_table_finish(ps_tables_find(ts, r->table_id), r->keys, r->missing, n_missing, &found,
-                        r->out);
-    }
+    rc = ps_shard_read_finish(s, ts, f, r->keys, r->missing, r->out, err);
     ps_shard_unlock_tables(s);
     ps_fetch_free(f);
     return rc;
@@ -57,8 +73,7 @@ static bd_status read_once(ps_shard *s, const row_read *r, bool *again, bd_err *
 bd_status ps_shard_read(ps_shard *s, uint32_t table_id, uint32_t dim, const uint64_t *keys,
                         size_t n, float *out, bd_err *err)
 {
-    bool again = true;
-    bd_status rc = BD_OK;
+    bd_status rc = BD_AGAIN;
     uint32_t *missing = bd_alloc((n + 1) * sizeof *missing);
     if (missing == NULL) {
         return bd_err_set(err, BD_E_NOMEM, "read: no memory for %zu keys", n);
@@ -66,8 +81,8 @@ bd_status ps_shard_read(ps_shard *s, uint32_t table_id, uint32_t dim, const uint
     row_read r = {.table_id = table_id, .dim = dim, .keys = keys, .n = n};
     r.out = out;
     r.missing = missing;
-    while (rc == BD_OK && again) {
-        rc = read_once(s, &r, &again, err);
+    while (rc == BD_AGAIN) {
+        rc = read_once(s, &r, err);
     }
     bd_free(missing);
     return rc;

@@ -221,6 +221,7 @@ void ps_rows_remove(ps_rows *r, uint32_t row)
     ps_row_meta *m = ps_rows_meta(r, row);
     BD_ASSERT(m->live && !m->dirty && !m->writing && !m->held);
     unindex(r, row, m->key);
+    r->left_n = m->seq_n > r->left_n ? m->seq_n : r->left_n;
     memset(m, 0, sizeof *m);
     m->key = r->free_slot;
     r->free_slot = row;

@@ -63,6 +63,7 @@ typedef struct ps_rows {
     uint32_t free_slot;        /* the first free one; PS_NO_ROW: none */
     uint32_t hand;             /* CLOCK's */
     bool stuck;                /* the hand found nothing; true until rows reach the store */
+    uint64_t left_n;           /* newest record in a row that has left memory */
     size_t n_blocks, cap_rows; /* room in the blocks */
     uint8_t *blocks[PS_ROWS_MAX_BLOCKS]; /* owned [n_blocks] */
     _Atomic uint8_t *marks;              /* owned [cap_marks]: used since the hand came by */

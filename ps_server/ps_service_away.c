@@ -5,7 +5,6 @@
 struct ps_away {
     ps_away *next;
     ps_call *call;
-    uint32_t table_id;
     const uint64_t *keys;
     uint32_t *missing; /* indexes of keys */
     float *out;
@@ -27,25 +26,18 @@ bd_status ps_away_read(ps_call *c, ps_table *t, const uint64_t *keys, size_t n, 
             return no_memory(n, err);
         }
     }
-    size_t n_missing = ps_table_read(t, keys, n, out, missing);
-    if (n_missing == 0) {
-        return BD_OK;
+    ps_fetch *f = NULL;
+    bd_status rc = ps_shard_read_start(c->service->shard, t, keys, n, out, missing, &f, err);
+    if (rc != BD_OK || f == NULL) {
+        return rc;
     }
     ps_away *a = bd_arena_calloc(&c->arena, 1, sizeof *a);
-    uint32_t id = ps_table_spec(t)->id;
-    ps_fetch *f =
-        a == NULL ? NULL : ps_fetch_new(id, ps_table_value_bytes(t), keys, missing, n_missing);
-    if (f == NULL) {
+    if (a == NULL) {
+        ps_fetch_free(f);
         return no_memory(n, err);
     }
-    f->turn = ps_fetch_pool_turn(ps_shard_fetch_pool(c->service->shard));
-    *a = (ps_away){.next = c->away,
-                   .call = c,
-                   .table_id = id,
-                   .keys = keys,
-                   .missing = missing,
-                   .out = out,
-                   .fetch = f};
+    *a = (ps_away){
+        .next = c->away, .call = c, .keys = keys, .missing = missing, .out = out, .fetch = f};
     c->away = a;
     return BD_OK;
 }
@@ -85,20 +77,12 @@ void ps_away_start(ps_call *c)
 
 bd_status ps_away_finish(ps_call *c, const ps_tables *ts, bd_err *err)
 {
-    uint64_t turn = ps_fetch_pool_turn(ps_shard_fetch_pool(c->service->shard));
-    for (const ps_away *a = c->away; a != NULL; a = a->next) {
-        if (a->fetch->turn != turn) {
-            return BD_AGAIN;
-        }
-        if (a->fetch->rc != BD_OK) {
-            *err = a->fetch->err;
-            return bd_err_wrap(err, "lookup");
-        }
-        const ps_found found = ps_fetch_found(a->fetch);
-        ps_table_finish(ps_tables_find(ts, a->table_id), a->keys, a->missing, a->fetch->n, &found,
-                        a->out);
+    bd_status rc = BD_OK;
+    for (const ps_away *a = c->away; a != NULL && rc == BD_OK; a = a->next) {
+        rc =
+            ps_shard_read_finish(c->service->shard, ts, a->fetch, a->keys, a->missing, a->out, err);
     }
-    return BD_OK;
+    return rc == BD_OK || rc == BD_AGAIN ? rc : bd_err_wrap(err, "lookup");
 }
 
 void ps_away_drop(ps_call *c)

@@ -90,7 +90,17 @@ ps_journal *ps_shard_journal(ps_shard *s); /* for the coordinator's facts */
  * BD_E_NOT_FOUND: no such table, or one of another dim. */
 bd_status ps_shard_read(ps_shard *s, uint32_t table_id, uint32_t dim, const uint64_t *keys,
                         size_t n, float *out, bd_err *err) BD_MUST_CHECK;
-/* Where requests fetch rows that are away without waiting. */
+/* The same in two halves for who does not wait, both under the tables lock.
+ * start: what is in memory; *fetch (the caller's, NULL: nothing is away) gets the rest, by
+ * ps_fetch_start in ps_shard_fetch_pool. missing[n] has room for indexes, and may be NULL when
+ * the table is not limited.
+ * finish: the rest of it, when the fetch is done. BD_AGAIN: the tables were replaced meanwhile,
+ * start again. */
+bd_status ps_shard_read_start(ps_shard *s, ps_table *t, const uint64_t *keys, size_t n, float *out,
+                              uint32_t *missing, ps_fetch **fetch, bd_err *err) BD_MUST_CHECK;
+bd_status ps_shard_read_finish(ps_shard *s, const ps_tables *ts, const ps_fetch *f,
+                               const uint64_t *keys, const uint32_t *missing, float *out,
+                               bd_err *err) BD_MUST_CHECK;
 ps_fetch_pool *ps_shard_fetch_pool(ps_shard *s);
 
 /* ---- sync protocol ---- */

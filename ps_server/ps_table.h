@@ -73,22 +73,28 @@ typedef struct ps_found {
     const uint8_t *values; /* [n x stride], 8-byte aligned values as entries have them */
     size_t stride;
     const uint32_t *bytes; /* [n] length of a value; 0: the store has none */
+    uint64_t as_of;        /* ps_table_finish: see there */
 } ps_found;
 
-/* ps_table_finish - the missing rows of a read: those in the store come into memory where there is
- * room, and their weights to out. A row that has changed since the fetch is read as it is now. */
+/* ps_table_finish - the missing rows of a read: their weights to out, and those in the store come
+ * into memory where there is room. A row that is in memory by now is read as it is there. One that
+ * is not may have come, changed and left again since the read, and then what was fetched is old: it
+ * is what the row was when the read began, so it is a right answer, but it never becomes the row.
+ * as_of: all of that record and the ones before it was in the rows before the read began, so that
+ * a change since then carries a later number, as does the row it leaves memory with. */
 void ps_table_finish(ps_table *t, const uint64_t *keys, const uint32_t *miss, size_t n_miss,
                      const ps_found *found, float *out);
 
 /* ps_table_bring - rows that the caller has read from the store come into memory, where there is
- * room and they are not there already; tombstones stay away. */
+ * room and they are not there already; tombstones stay away. The thread that writes rows back alone:
+ * what it has read is not old while it has not written again. */
 void ps_table_bring(ps_table *t, const uint64_t *keys, size_t n, const ps_found *found);
 
 /* ---- around an apply or assign (commit thread) ----
  * ps_table_hold - room for the keys, and their rows stay in memory until they have been applied.
  * Those that may be on the disk go to miss[n]: fetch and install them. BD_E_NOMEM; BD_E_EXHAUSTED:
  * the budget is used up and no row can leave before changed ones are written back. On failure
- * nothing is held. */
+ * nothing is held. (Only this thread changes rows, so what it fetches does not get old.) */
 bd_status ps_table_hold(ps_table *t, const uint64_t *keys, size_t n, uint32_t *miss,
                         size_t *n_miss) BD_MUST_CHECK;
 void ps_table_install(ps_table *t, const uint64_t *keys, const uint32_t *miss, size_t n_miss,

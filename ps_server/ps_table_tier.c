@@ -158,23 +158,25 @@ static uint32_t put_in_if_room(ps_table *t, ps_rows *r, uint64_t key, const uint
     return rc == BD_OK ? put_in(t, r, key, value, value_bytes) : PS_NO_ROW;
 }
 
-/* One fetched key of a lookup, under the stripe's lock for writing. */
-static void finish_one(ps_table *t, ps_rows *r, uint64_t key, const uint8_t *value,
-                       size_t value_bytes, float *out)
+/* Key i of what a lookup has fetched, under the stripe's lock for writing. */
+static void finish_one(ps_table *t, ps_rows *r, uint64_t key, const ps_found *found, size_t i,
+                       float *out)
 {
+    const uint8_t *value = found->values + i * found->stride;
+    size_t value_bytes = found->bytes[i];
     const ps_spec *spec = &t->spec;
     uint32_t row = ps_rows_find(r, key, bd_mix64(key));
     if (row == PS_NO_ROW && value_bytes <= PS_ENTRY_META_BYTES) { /* none, or a tombstone */
         ps_spec_row(spec, key, out);
         return;
     }
-    if (row == PS_NO_ROW) {
+    if (row == PS_NO_ROW && r->left_n <= found->as_of) { /* else it may have changed and left */
         row = put_in_if_room(t, r, key, value, value_bytes);
     }
     if (row != PS_NO_ROW) {
         ps_rows_use(r, row);
         num_row_decode(spec->dtype, ps_rows_at(r, row), spec->dim, out);
-    } else { /* no room: it is read where it is */
+    } else { /* it is read where it is */
         num_row_decode(spec->dtype, (const float *)(const void *)(value + PS_ENTRY_META_BYTES),
                        spec->dim, out);
     }
@@ -187,8 +189,8 @@ void ps_table_finish(ps_table *t, const uint64_t *keys, const uint32_t *miss, si
         uint32_t s = ps_stripe_of_key(keys[miss[i]]);
         ps_stripe_write_lock(&t->stripes[s]);
         for (; i < n_miss && ps_stripe_of_key(keys[miss[i]]) == s; i++) {
-            finish_one(t, &t->stripes[s].rows, keys[miss[i]], found->values + i * found->stride,
-                       found->bytes[i], out + (size_t)miss[i] * t->spec.dim);
+            finish_one(t, &t->stripes[s].rows, keys[miss[i]], found, i,
+                       out + (size_t)miss[i] * t->spec.dim);
         }
         ps_stripe_unlock(&t->stripes[s]);
     }

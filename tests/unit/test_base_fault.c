@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -89,6 +90,30 @@ static void kill_ends_the_process(void **state)
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
+static void *pass(void *passed)
+{
+    *(bool *)passed = bd_fault_hit("test.hold");
+    return NULL;
+}
+
+/* The third to come stays, the others pass, also while it is held. */
+static void a_held_thread_goes_on_when_all_is_disarmed(void **state)
+{
+    (void)state;
+    bool failed = true;
+    pthread_t held;
+    assert_true(bd_fault_arm("test.hold", "hold", 2));
+    assert_false(bd_fault_hit("test.hold"));
+    assert_false(bd_fault_hit("test.hold"));
+    assert_int_equal(pthread_create(&held, NULL, pass, &failed), 0);
+    bd_fault_await_hold("test.hold");
+    assert_false(bd_fault_hit("test.hold"));
+    assert_true(failed);
+    bd_fault_disarm_all();
+    assert_int_equal(pthread_join(held, NULL), 0);
+    assert_false(failed);
+}
+
 static void clocks_move_as_they_are_told(void **state)
 {
     (void)state;
@@ -112,6 +137,7 @@ int main(void)
         cmocka_unit_test_teardown(a_point_fires_once_at_its_hit, disarm),
         cmocka_unit_test_teardown(a_share_fires_again_and_again, disarm),
         cmocka_unit_test_teardown(kill_ends_the_process, disarm),
+        cmocka_unit_test_teardown(a_held_thread_goes_on_when_all_is_disarmed, disarm),
         cmocka_unit_test_teardown(clocks_move_as_they_are_told, disarm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
