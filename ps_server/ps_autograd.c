@@ -291,8 +291,8 @@ static bd_status wait_for_votes(const ps_autograd *a, const rpc_ag_vote *vote, d
     }
     if (v.waiter.rc == BD_E_CANCELLED) {
         return bd_err_set(err, BD_E_TIMEOUT,
-                          "step %" PRIu64 ": not all ranks have voted within %" PRId64 " ms",
-                          vote->step, a->lease_ms);
+                          "step %" PRIu64 ": not all ranks have voted within %" PRId64 " ms: %s",
+                          vote->step, a->lease_ms, bd_err_text(&v.waiter.err));
     }
     if (v.waiter.rc != BD_OK && err != NULL) {
         *err = v.waiter.err;

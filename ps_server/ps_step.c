@@ -4,6 +4,7 @@
 #include "base/mem.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef enum decision { UNDECIDED, COMMITTED, ABORTED } decision;
@@ -616,21 +617,54 @@ void ps_step_expire(ps_step *s, int64_t since_ms, ps_effects *fx)
     }
 }
 
+/* Whom the oldest open step up to the waiter's waits for, into w->err. */
+static void name_missing(ps_step *s, ps_waiter *w)
+{
+    enum { MAX_NAMED = 8 };
+    char list[MAX_NAMED * sizeof ", 4294967295"] = "";
+    size_t at = 0;
+    uint32_t n = 0;
+    uint64_t step = s->job.last_step + 1;
+    while (step < w->step && step_at(s, step)->n_complete == s->job.world) {
+        step++;
+    }
+    const open_step *o = step_at(s, step);
+    for (uint32_t r = 0; r < s->job.world && !(s->closing && step == s->job.last_step + 1); r++) {
+        if (o->ranks != NULL && o->ranks[r].n_parts > 0 &&
+            o->ranks[r].n_have == o->ranks[r].n_parts) {
+            continue;
+        }
+        if (n++ < MAX_NAMED) {
+            at += (size_t)snprintf(list + at, sizeof list - at, "%s%u", at > 0 ? ", " : "", r);
+        }
+    }
+    if (n == 0) {
+        (void)bd_err_set(&w->err, BD_E_CANCELLED,
+                         "all are there, step %" PRIu64 " is not applied yet", w->step);
+        return;
+    }
+    (void)bd_err_set(&w->err, BD_E_CANCELLED, "missing at step %" PRIu64 ": rank%s %s%s of %u",
+                     step, n > 1 ? "s" : "", list, n > MAX_NAMED ? ", ..." : "", s->job.world);
+}
+
 static void sweep_list(ps_step *s, ps_waiter **list, bool (*is_dead)(const ps_waiter *w),
                        ps_effects *fx)
 {
-    bd_err err;
-    (void)bd_err_set(&err, is_dead == NULL ? BD_E_UNAVAILABLE : BD_E_CANCELLED,
-                     is_dead == NULL ? "the server is stopping" : "the caller gave up");
     for (ps_waiter *w = take_all(list), *next; w != NULL; w = next) {
         next = w->next;
         s->n_parked--;
-        if (is_dead == NULL || is_dead(w)) {
-            w->err = err;
-            finish(s, w, err.code, fx);
-        } else {
+        if (is_dead != NULL && !is_dead(w)) {
             park(s, list, w);
+            continue;
         }
+        if (is_dead == NULL) {
+            (void)bd_err_set(&w->err, BD_E_UNAVAILABLE, "the server is stopping");
+        } else if (w->kind == PS_WAIT_COMMIT) {
+            name_missing(s, w);
+        } else {
+            (void)bd_err_set(&w->err, BD_E_CANCELLED, "the caller gave up");
+        }
+        finish(s, w, w->err.code, fx);
     }
 }
 

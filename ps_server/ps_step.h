@@ -127,7 +127,8 @@ void ps_step_recount(ps_step *s);
 /* Answers the lookups that wait for a rank which has not moved since (E_ABORTED, naming it). */
 void ps_step_expire(ps_step *s, int64_t since_ms, ps_effects *fx);
 
-/* Takes the parked waiters for which is_dead says so (E_CANCELLED), NULL: all (E_UNAVAILABLE). */
+/* Takes the parked waiters for which is_dead says so (E_CANCELLED; a COMMIT's text names the ranks
+ * whose parts are missing), NULL: all (E_UNAVAILABLE). */
 void ps_step_sweep(ps_step *s, bool (*is_dead)(const ps_waiter *w), ps_effects *fx);
 
 #endif

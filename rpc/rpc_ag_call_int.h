@@ -16,6 +16,8 @@ bool ag_client_has_ended(const ag_client *c, uint64_t number);
 void ag_client_note_ended(ag_client *c, uint64_t number);
 /* A word of the client: its lease begins anew. BD_E_CLIENT_EXPIRED. */
 bd_status ag_client_touch(rpc_ag *ag, uint64_t client_id, bd_err *err) BD_MUST_CHECK;
+/* The same of a node that calls in another's context, whose lease decides. */
+void ag_client_hear(rpc_ag *ag, uint64_t client_id);
 /* A fused call's answer, kept for a retry that finds its context ended. Shares the buffers. */
 void ag_reply_keep(rpc_ag *ag, uint64_t client_id, uint64_t number, uint64_t sequence,
                    const bd_chain *reply);

@@ -227,17 +227,26 @@ size_t rpc_ag_sweep(rpc_ag *ag, int64_t lease_ms)
     return n;
 }
 
-bd_status ag_client_touch(rpc_ag *ag, uint64_t client_id, bd_err *err)
+/* False: its lease is over. A client that has nothing here needs no entry. */
+static bool heard(rpc_ag *ag, uint64_t client_id)
 {
-    bd_status rc = BD_OK;
     (void)pthread_mutex_lock(&ag->lock);
-    if (ag_client_is_expired_locked(ag, client_id)) {
-        rc = BD_E_CLIENT_EXPIRED;
-    }
-    for (ag_client *c = ag->clients; c != NULL && rc == BD_OK; c = c->next) {
+    bool expired = ag_client_is_expired_locked(ag, client_id);
+    for (ag_client *c = ag->clients; c != NULL && !expired; c = c->next) {
         c->last_ns = c->id == client_id ? now_of(ag) : c->last_ns;
     }
     (void)pthread_mutex_unlock(&ag->lock);
-    return rc == BD_OK ? BD_OK
-                       : bd_err_set(err, rc, "client %" PRIu64 ": its lease is over", client_id);
+    return !expired;
+}
+
+bd_status ag_client_touch(rpc_ag *ag, uint64_t client_id, bd_err *err)
+{
+    return heard(ag, client_id) ? BD_OK
+                                : bd_err_set(err, BD_E_CLIENT_EXPIRED,
+                                             "client %" PRIu64 ": its lease is over", client_id);
+}
+
+void ag_client_hear(rpc_ag *ag, uint64_t client_id)
+{
+    (void)heard(ag, client_id);
 }

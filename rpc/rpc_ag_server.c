@@ -28,6 +28,13 @@ bd_status ag_work_context(ag_work *w, const Braid__V1__AutogradContextId *id, bo
     return rc == BD_OK ? rpc_ag_check(w->ctx, &w->err) : rc;
 }
 
+void ag_work_heard(ag_work *w, uint64_t caller_id)
+{
+    if (w->ctx != NULL && w->ctx->client_id != caller_id) { /* its client was heard with it */
+        ag_client_hear(w->ag, caller_id);
+    }
+}
+
 void ag_work_end(ag_work *w, rpc_req *req, bd_status rc)
 {
     ag_ctx_unref(w->ctx);
@@ -222,6 +229,7 @@ static void on_forward(void *user, rpc_req *req)
         rc = open_context(&w, r->context);
     }
     if (rc == BD_OK) {
+        ag_work_heard(&w, r->caller_id);
         rc = forward_in_context(&w, r);
         rc = rc == BD_OK || rc == BD_E_UNAVAILABLE || w.late ? rc : ag_work_failed(&w, rc);
     }
@@ -418,6 +426,7 @@ static void on_backward(void *user, rpc_req *req)
         rc = ag_work_context(&w, r->context, false);
         rc = rc == BD_OK ? check_instance(&w, r->instance) : rc;
         if (rc == BD_OK) {
+            ag_work_heard(&w, r->caller_id);
             rc = backward_in_context(&w, r);
             rc = rc == BD_OK ? fused(&w, r) : rc;
             rc = rc == BD_OK || rc == BD_E_UNAVAILABLE || rc == BD_E_NOT_FOUND
@@ -464,6 +473,7 @@ static void on_step(void *user, rpc_req *req)
         }
     }
     if (rc == BD_OK) {
+        ag_work_heard(&w, r->caller_id);
         ag_vote_note(w.ctx, r->vote);
         rc = ag_begin_step(w.ctx, r->sequence, r->caller_id, r->lr_scale, &w.err);
         rc = rc == BD_OK || rc == BD_E_UNAVAILABLE ? rc : ag_work_failed(&w, rc);

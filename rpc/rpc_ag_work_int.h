@@ -23,6 +23,8 @@ bd_status ag_work_begin(ag_work *w, void *user, rpc_req *req,
 /* Finds the context, whole. */
 bd_status ag_work_context(ag_work *w, const Braid__V1__AutogradContextId *id,
                           bool create) BD_MUST_CHECK;
+/* The caller lives, though the context may be another node's: what it holds here it keeps. */
+void ag_work_heard(ag_work *w, uint64_t caller_id);
 /* The work itself went wrong, not the way to it: the context has failed. Returns rc. */
 bd_status ag_work_failed(ag_work *w, bd_status rc);
 /* Answers: reply, or err with rc. */

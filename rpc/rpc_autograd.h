@@ -226,8 +226,8 @@ void rpc_ag_grads_free(rpc_ag_grads *g);
 /* ---- leases and tests ---- */
 /* The lease of a client is over: its contexts go, and its late messages get BD_E_CLIENT_EXPIRED. */
 void rpc_ag_drop_client(rpc_ag *ag, uint64_t client_id);
-/* Drops clients with contexts here that have said nothing for lease_ms: not Forward, Backward, Step
- * or KeepAlive. Returns how many. Call it now and then. */
+/* Drops clients with contexts or references here that have said nothing for lease_ms: not Forward,
+ * Backward, Step, Fetch, Fork or KeepAlive. Returns how many. Call it now and then. */
 size_t rpc_ag_sweep(rpc_ag *ag, int64_t lease_ms);
 /* Tells all peers that this node is alive, for a trainer whose step takes longer than the lease.
  * The first failure; BD_E_CLIENT_EXPIRED: too late. */

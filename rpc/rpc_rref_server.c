@@ -88,6 +88,9 @@ static void on_fetch(void *user, rpc_req *req)
     const Braid__V1__AutogradFetchRequest *r = (const void *)w.msg;
     if (rc == BD_OK && r->context != NULL) {
         rc = ag_work_context(&w, r->context, true);
+        ag_work_heard(&w, r->caller_id);
+    } else if (rc == BD_OK) { /* without a context the caller's own lease decides */
+        rc = ag_client_touch(w.ag, r->caller_id, &w.err);
     }
     if (rc == BD_OK) {
         rc = fetch(&w, r);
@@ -137,6 +140,7 @@ static void on_reach(void *user, rpc_req *req)
         rc = ag_work_context(&w, r->context, false);
     }
     if (rc == BD_OK) {
+        ag_work_heard(&w, r->caller_id);
         rc = ag_reach_here(w.ctx, r, &w.err);
         rc = rc == BD_OK || rc == BD_E_UNAVAILABLE ? rc : ag_work_failed(&w, rc);
     }

@@ -531,12 +531,67 @@ static void a_node_that_says_it_lives_keeps_its_forks(aw_world *w)
     rpc_rref_unref(r);
 }
 
+/* A fetch without a context is a word of its caller, too, until the lease is over. */
+static void a_node_that_fetches_keeps_its_forks(aw_world *w)
+{
+    float want[N];
+    rpc_ag_result y;
+    bd_err err = BD_ERR_INIT;
+    rpc_ag_ctx *ctx = aw_begin(w);
+    rpc_rref *r = rk_make(ctx, w->to_b, "layer", aw_x1);
+    aw_must(rpc_rref_wait(r, NULL), NULL);
+    aw_end(ctx);
+    aw_times(aw_x1, true, want);
+    for (int i = 0; i < 5; i++) {
+        aw_pass_ms(w, AW_LEASE_MS / 2);
+        rk_expect_holds(r, want);
+        assert_int_equal(rpc_ag_sweep(w->b.ag, AW_LEASE_MS), 0);
+    }
+    assert_int_equal(rk_counts(&w->b).values, 1);
+    aw_pass_ms(w, AW_LEASE_MS + 1000);
+    assert_int_equal(rpc_ag_sweep(w->b.ag, AW_LEASE_MS), 1);
+    assert_int_equal(rk_counts(&w->b).values, 0);
+    assert_int_equal(rpc_rref_to_here(NULL, r, &y, &err), BD_E_CLIENT_EXPIRED);
+    rpc_rref_unref(r);
+}
+
+/* So is what a node asks in another's context: a holds a value of b's, and calls b for the trainer.
+ */
+static void a_node_that_calls_for_another_keeps_its_forks(aw_world *w)
+{
+    float want[N];
+    rpc_ag_ctx *ctx = aw_begin(w);
+    rpc_rref *r = rk_make(ctx, w->to_b, "layer", aw_x1);
+    rpc_ag_result y = rk_ask_with(ctx, w->to_a, "hold", r);
+    rpc_ag_result_free(&y);
+    rpc_rref_unref(r);
+    aw_end(ctx);
+    aw_times(aw_x1, true, want);
+    for (int i = 0; i < 5; i++) {
+        bd_err err = BD_ERR_INIT;
+        aw_pass_ms(w, AW_LEASE_MS / 2);
+        ctx = aw_begin(w);
+        aw_must(aw_ask(ctx, w->to_a, "held", 1, aw_x1, &y, &err), &err); /* fetches from b */
+        rk_expect_row(&y.out[0], want, 1);
+        rpc_ag_result_free(&y);
+        aw_end(ctx);
+        assert_int_equal(rpc_ag_sweep(w->b.ag, AW_LEASE_MS), 0);
+    }
+    assert_int_equal(rk_counts(&w->b).values, 1);
+    ctx = aw_begin(w);
+    bd_err err = BD_ERR_INIT;
+    aw_must(aw_ask(ctx, w->to_a, "drop", 1, aw_x1, &y, &err), &err);
+    aw_end(ctx);
+}
+
 #define BY_HAND(X)                                \
     X(forks_in_any_order)                         \
     X(a_delete_is_repeated)                       \
     X(a_delete_survives_every_allocation_failure) \
     X(forks_of_a_killed_node_go_with_its_lease)   \
-    X(a_node_that_says_it_lives_keeps_its_forks)
+    X(a_node_that_says_it_lives_keeps_its_forks)  \
+    X(a_node_that_fetches_keeps_its_forks)        \
+    X(a_node_that_calls_for_another_keeps_its_forks)
 
 #define BD_X(name)                         \
     static void in_kit_##name(aw_world *w) \

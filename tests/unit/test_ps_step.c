@@ -393,6 +393,60 @@ static void a_broken_journal_lets_nobody_wait(void **state)
     ps_step_free(s);
 }
 
+static bool every_one(const ps_waiter *w)
+{
+    (void)w;
+    return true;
+}
+
+/* What a COMMIT says of those it waited for in vain. */
+static void expect_missing(ps_step *s, uint64_t step, const char *text)
+{
+    ps_effects fx = {0};
+    ps_waiter w = waiter_of(PS_WAIT_COMMIT, step, 0);
+    ps_step_decide(s, &w, &fx);
+    assert_true(fx.done == NULL && !fx.close);
+    ps_step_sweep(s, every_one, &fx);
+    assert_ptr_equal(fx.done, &w);
+    assert_int_equal(w.rc, BD_E_CANCELLED);
+    assert_string_equal(bd_err_text(&w.err), text);
+    assert_int_equal(ps_step_parked(s), 0);
+}
+
+/* Ranks with no part or not all parts, of this step or an earlier one. */
+static void who_never_came_is_named(void **state)
+{
+    (void)state;
+    ps_job job = job_of(12);
+    ps_step *s = ps_step_new(&job, 10000, 0);
+    ps_effects fx = {0};
+    bool dup;
+    bd_err err;
+    assert_int_equal(push(s, part_of(1, 0, 0, 1), &dup, &fx, &err), BD_OK);
+    assert_int_equal(push(s, part_of(1, 3, 0, 2), &dup, &fx, &err), BD_OK); /* half of it */
+    expect_missing(s, 1, "missing at step 1: ranks 1, 2, 3, 4, 5, 6, 7, 8, ... of 12");
+    assert_int_equal(push(s, part_of(1, 3, 1, 2), &dup, &fx, &err), BD_OK);
+    for (uint32_t rank = 1; rank < 11; rank++) {
+        if (rank != 3) {
+            assert_int_equal(push(s, part_of(1, rank, 0, 1), &dup, &fx, &err), BD_OK);
+        }
+    }
+    expect_missing(s, 1, "missing at step 1: rank 11 of 12");
+    for (uint32_t rank = 0; rank < 12; rank++) {
+        assert_int_equal(push(s, part_of(2, rank, 0, 1), &dup, &fx, &err), BD_OK);
+    }
+    expect_missing(s, 2, "missing at step 1: rank 11 of 12");
+    assert_int_equal(push(s, part_of(1, 11, 0, 1), &dup, &fx, &err), BD_OK);
+    assert_true(fx.close);
+    ps_part_free_list(fx.batch.parts); /* being written */
+    ps_waiter late = waiter_of(PS_WAIT_COMMIT, 1, 0);
+    fx = (ps_effects){0};
+    ps_step_decide(s, &late, &fx);
+    ps_step_sweep(s, every_one, &fx);
+    assert_string_equal(bd_err_text(&late.err), "all are there, step 1 is not applied yet");
+    ps_step_free(s);
+}
+
 static void staging_survives_every_allocation_failure(void **state)
 {
     (void)state;
@@ -425,6 +479,7 @@ int main(void)
         cmocka_unit_test(random_orders_close_each_step_once),
         cmocka_unit_test(a_failed_journal_asks_again),
         cmocka_unit_test(a_broken_journal_lets_nobody_wait),
+        cmocka_unit_test(who_never_came_is_named),
         cmocka_unit_test(staging_survives_every_allocation_failure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -292,7 +292,7 @@ static void *vote_on_server_0_only(void *arg)
 }
 
 /* Rank 1 never votes on server 1: rank 0 hears it from there, and nothing is applied there. */
-static void a_vote_that_never_comes_is_a_timeout_that_names_the_server(void **state)
+static void a_vote_that_never_comes_is_a_timeout_that_names_server_and_rank(void **state)
 {
     (void)state;
     world w;
@@ -311,7 +311,8 @@ static void a_vote_that_never_comes_is_a_timeout_that_names_the_server(void **st
     must(look_and_back(&ranks[0], ctx, 1, w.key[1], 1), &ranks[0].err);
     assert_int_equal(vote(&ranks[0], ctx, 1), BD_E_TIMEOUT);
     assert_string_equal(ranks[0].err.text,
-                        "Error on node ps-1: step 1: not all ranks have voted within 2000 ms");
+                        "Error on node ps-1: step 1: not all ranks have voted within 2000 ms: "
+                        "missing at step 1: rank 1 of 2");
     assert_int_equal(rpc_ag_check(ctx, NULL), BD_E_TIMEOUT);
     (void)rpc_ag_end(ctx, NULL);
     (void)pthread_join(ranks[1].thread, NULL);
@@ -357,7 +358,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_is_applied_when_all_ranks_have_voted),
         cmocka_unit_test(a_vote_waits_for_the_others),
-        cmocka_unit_test(a_vote_that_never_comes_is_a_timeout_that_names_the_server),
+        cmocka_unit_test(a_vote_that_never_comes_is_a_timeout_that_names_server_and_rank),
         cmocka_unit_test(bad_votes_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
