@@ -3,7 +3,16 @@
 
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
+# What gRPC itself needs comes with its shared library: to list all of Abseil takes pkgconf 0.5 s, a
+# dozen times, and linkers read the list.
+execute_process(COMMAND ${PKG_CONFIG_EXECUTABLE} --maximum-traverse-depth=2 --exists grpc
+                RESULT_VARIABLE depth_refused OUTPUT_QUIET ERROR_QUIET)
+set(arguments_before ${PKG_CONFIG_ARGN})
+if(depth_refused EQUAL 0)
+  list(APPEND PKG_CONFIG_ARGN --maximum-traverse-depth=2)
+endif()
 pkg_check_modules(GRPC REQUIRED IMPORTED_TARGET grpc gpr)
+set(PKG_CONFIG_ARGN ${arguments_before})
 pkg_check_modules(OPENSSL REQUIRED IMPORTED_TARGET libcrypto)
 pkg_check_modules(PROTOBUF_C REQUIRED IMPORTED_TARGET libprotobuf-c)
 pkg_check_modules(UV REQUIRED IMPORTED_TARGET libuv)
@@ -218,7 +227,8 @@ function(braid_binary name main library)
 endfunction()
 
 # Each tests/unit/test_*.c and tests/sim/test_*.c is one cmocka executable that links every library;
-# helpers are tests/unit/*.c without the prefix. Each tests/integ/test_*.sh runs real binaries.
+# helpers are tests/unit/*.c without the prefix. Each tests/integ/test_*.sh runs real binaries, beside
+# other tests: what it starts is its own, and it has a folder and ports of its own (tests/integ/lib.sh).
 function(braid_tests)
   get_property(libs GLOBAL PROPERTY BRAID_LIBRARIES)
   file(GLOB helpers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/util/*.c)
@@ -254,9 +264,18 @@ function(braid_tests)
              WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
     set_tests_properties(${kind}/${name} PROPERTIES TIMEOUT 300 LABELS ${kind}
                          SKIP_REGULAR_EXPRESSION "SKIP:")
-    if(kind STREQUAL "integ")
-      set_tests_properties(${kind}/${name} PROPERTIES RUN_SERIAL TRUE)
-    endif()
+    braid_test_properties(${kind}/${name} ${source})
+  endforeach()
+endfunction()
+
+# What a script's line "# ctest: PROPERTY VALUE..." says, e.g. RESOURCE_LOCK for what two tests cannot have
+# at once, RUN_SERIAL where other tests would spoil a time, COST (seconds) so that long ones start first.
+function(braid_test_properties test source)
+  file(STRINGS ${source} lines REGEX "^# ctest: ")
+  foreach(line ${lines})
+    string(REGEX REPLACE "^# ctest: " "" line "${line}")
+    separate_arguments(words UNIX_COMMAND "${line}")
+    set_tests_properties(${test} PROPERTIES ${words})
   endforeach()
 endfunction()
 

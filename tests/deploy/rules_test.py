@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the unit tests of deploy/monitoring/rules.yaml (promtool test rules): each alert fires on the
-series that show its trouble, and stays silent on a healthy system.  rules_test.py RULES > TEST.yaml
+"""Writes the unit tests of deploy/monitoring/rules.yaml (promtool test rules DIR/*.test.yaml): each alert fires on the
+series that show its trouble, and all stay silent on a healthy system.  rules_test.py RULES DIR
+A trouble's test has a file of that rule alone: promtool evaluates every rule of a file every minute of three hours.
 """
+import os
 import sys
 
 import yaml
@@ -86,21 +88,32 @@ def series(changes):
     return [{"series": k, "values": v} for k, v in rows.items()]
 
 
+def write(path, content):
+    with open(path, "w", encoding="utf-8") as f:
+        yaml.safe_dump(content, f, width=200)
+
+
+def write_test(path, rules, changes, expected):
+    """promtool wants whole alerts; that one fires is one sample of the series ALERTS."""
+    asked = [{"expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})', "eval_time": "180m",
+              "exp_samples": [{"labels": "{}", "value": 1}] if fires else []} for alert, fires in expected.items()]
+    write(path, {"rule_files": [os.path.abspath(rules)], "evaluation_interval": "1m", "tests": [
+        {"interval": "1m", "input_series": series(changes), "promql_expr_test": asked}]})
+
+
 def main():
-    with open(sys.argv[1], encoding="utf-8") as f:
+    rules, folder = sys.argv[1:]
+    with open(rules, encoding="utf-8") as f:
         alerts = [r for g in yaml.safe_load(f)["groups"] for r in g["rules"]]
     names = [a["alert"] for a in alerts]
     if sorted(names) != sorted(TROUBLE):
         sys.exit(f"alerts without a test, or the other way round: {sorted(set(names) ^ set(TROUBLE))}")
-    tests = []
+    os.makedirs(folder)
     for a in alerts:
-        # promtool wants whole alerts; that it fires is one sample of the series ALERTS.
-        fires = f'count(ALERTS{{alertname="{a["alert"]}",alertstate="firing"}})'
-        for what, changes, want in (("trouble", TROUBLE[a["alert"]], [{"labels": "{}", "value": 1}]),
-                                    ("healthy", {}, [])):
-            tests.append({"name": f'{a["alert"]}: {what}', "interval": "1m", "input_series": series(changes),
-                          "promql_expr_test": [{"expr": fires, "eval_time": "180m", "exp_samples": want}]})
-    yaml.safe_dump({"rule_files": [sys.argv[1]], "evaluation_interval": "1m", "tests": tests}, sys.stdout, width=200)
+        path = os.path.join(folder, a["alert"])
+        write(f"{path}.yaml", {"groups": [{"name": "one", "rules": [a]}]})
+        write_test(f"{path}.test.yaml", f"{path}.yaml", TROUBLE[a["alert"]], {a["alert"]: True})
+    write_test(os.path.join(folder, "healthy.test.yaml"), rules, {}, {name: False for name in names})
 
 
 main()

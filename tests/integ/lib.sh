@@ -3,6 +3,7 @@
 #
 #   braid ARGS...           runs build/bin/braid in $work; $code, $out and $err (files) tell how it went
 #   check TEXT COMMAND...   counts; on failure prints TEXT and what braid said
+#   free_port               a port of 127.0.0.1 for a server that must know it beforehand
 #   is_long                 LONG=1 is set (make soak): parts of a script that are too slow for every run
 #   finish                  the script's last line
 
@@ -64,6 +65,14 @@ until_true() {
     [ $SECONDS -lt $end ] || return 1
     sleep 0.05
   done
+}
+
+# One that nobody listens on, below those that the kernel hands out: no connection or server of a test
+# that runs meanwhile is given it before it is used.
+free_port() {
+  local port
+  while port=$((10000 + SRANDOM % 20000)) && (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do :; done
+  echo "$port"
 }
 
 is_long() { [ "${LONG:-0}" = 1 ]; }

@@ -2,6 +2,7 @@
 # The image: built by buildah from deploy/Containerfile (with this build's programs; the stage that
 # compiles needs a registry: test_image_stage.sh), run by podman and runc as Kubernetes would: any user, read-only root, no
 # capability. Skipped where those tools or the rights are missing.
+# ctest: COST 15
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need braid braid-ps braid-worker
@@ -47,15 +48,15 @@ podman run --rm --network none --read-only --cap-drop ALL localhost/braid:test /
   grep -vqE 'cgroup|mount|operation not permitted|netns' "$err" || skip "containers do not run here: $(tail -1 "$err")"
 check "it says its version" out_says '^braid-ps [0-9.]+ \(commit'
 
-port=$((20000 + RANDOM % 20000))
+port=$(free_port) page=127.0.0.1:$(free_port)
 mkdir "$work/data" && chown 10001:10001 "$work/data"
 start_ps() {
   names+=("braid-test-$$")
   podman run -d --name "braid-test-$$" "${hardened[@]}" -v "$work/data:/var/lib/braid" \
     -e BRAID_DATA_DIR=/var/lib/braid/ps -e "BRAID_LISTEN=127.0.0.1:$port" \
-    -e "BRAID_METRICS_LISTEN=127.0.0.1:$((port + 1))" localhost/braid:test /usr/bin/braid-ps >"$out" 2>"$err"
+    -e "BRAID_METRICS_LISTEN=$page" localhost/braid:test /usr/bin/braid-ps >"$out" 2>"$err"
 }
-page() { curl -sf "http://127.0.0.1:$((port + 1))/$1"; }
+page() { curl -sf "http://$page/$1"; }
 check "a server starts" start_ps
 check "it becomes ready" until_true 30 page healthz
 check "it runs as user 10001" test "$(podman top "braid-test-$$" huser 2>/dev/null | tail -1)" = 10001

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The demo's claim: 0.99 of the best AUC that anyone can reach, which a linear model cannot.
+# ctest: COST 30
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need braid braid-ps braid-worker

@@ -5,16 +5,18 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need braid braid-ps braid-worker
 : >"$out" && : >"$err"
-base=$((21000 + RANDOM % 9000))
+# Servers 0 and 1, their pages, the worker's page; a lone server, its coordinator that is not there, its page.
+declare -A addr
+for name in 0 1 page0 page1 worker lone nobody lone_page; do addr[$name]=127.0.0.1:$(free_port); done
 "$bin/braid" datagen --rows 6000 --out "$work/c.tsv.gz" >/dev/null 2>&1
 declare -A ps
 start_ps() { # INDEX
-  "$bin/braid-ps" --index "$1" --servers 2 --data-dir "$work/$run-ps-$1" --listen "127.0.0.1:$((base + $1))" \
-    --coordinator "127.0.0.1:$base" --metrics-listen "127.0.0.1:$((base + 10 + $1))" 2>>"$work/ps-$1.log" &
+  "$bin/braid-ps" --index "$1" --servers 2 --data-dir "$work/$run-ps-$1" --listen "${addr[$1]}" \
+    --coordinator "${addr[0]}" --metrics-listen "${addr[page$1]}" 2>>"$work/ps-$1.log" &
   ps[$1]=$!
   started+=($!)
 }
-ready() { curl -sf "http://127.0.0.1:$((base + 10 + $1))/healthz" >/dev/null; }
+ready() { curl -sf "http://${addr[page$1]}/healthz" >/dev/null; }
 stop_ps() { # INDEX, sets $code
   kill -TERM "${ps[$1]}"
   code=0
@@ -23,7 +25,7 @@ stop_ps() { # INDEX, sets $code
 train() { # starts the job in the background: $pid
   "$bin/braid-worker" "$repo/tests/integ/small.yaml" --set data.generate.rows=0 --set data.generate.test_rows=0 \
     --set data.train="$work/c.tsv.gz" --set train.epochs=25 --run-dir "$work/$run" \
-    --coordinator "127.0.0.1:$base" --metrics-listen "127.0.0.1:$((base + 20))" >"$out" 2>"$err" &
+    --coordinator "${addr[0]}" --metrics-listen "${addr[worker]}" >"$out" 2>"$err" &
   pid=$!
   started+=("$pid")
 }
@@ -42,21 +44,21 @@ done
 
 run=rolled
 check "two fresh servers are ready" cluster
-braid ps health --coordinator "127.0.0.1:$base"
+braid ps health --coordinator "${addr[0]}"
 check "they are ready, by the CLI too" exits 0
-braid ps drain --coordinator "127.0.0.1:$base" --server 1
+braid ps drain --coordinator "${addr[0]}" --server 1
 check "drain without --yes shows" exits 0
 check "and changes nothing" err_says 'nothing was changed'
 check "server 1 is ready still" ready 1
 train
-stepping() { curl -sf "http://127.0.0.1:$((base + 20))/metrics" | awk -v n="$1" '$1 == "braid_worker_steps_total" { s = $2 } END { exit !(s > n) }'; }
+stepping() { curl -sf "http://${addr[worker]}/metrics" | awk -v n="$1" '$1 == "braid_worker_steps_total" { s = $2 } END { exit !(s > n) }'; }
 check "the job runs" until_true 60 stepping 20
 exec 3>&1
 for i in 1 0; do
-  (cd "$work" && "$bin/braid" ps drain --coordinator "127.0.0.1:$base" --server $i --yes --format json) >"$work/drain.json" 2>&1
+  (cd "$work" && "$bin/braid" ps drain --coordinator "${addr[0]}" --server $i --yes --format json) >"$work/drain.json" 2>&1
   check "server $i drains" grep -q '"draining":true' "$work/drain.json"
   check "so it is not ready" test "$(ready $i && echo ready)" != ready
-  steps=$(curl -sf "http://127.0.0.1:$((base + 20))/metrics" | awk '$1 == "braid_worker_steps_total" { print $2 }')
+  steps=$(curl -sf "http://${addr[worker]}/metrics" | awk '$1 == "braid_worker_steps_total" { print $2 }')
   check "the open job goes on meanwhile" until_true 30 stepping "${steps:-0}"
   stop_ps $i
   check "and ends with 0" exits 0
@@ -68,8 +70,8 @@ check "the job ends well" exits 0
 check "with the same model, bit for bit" test "$(result param_hash)" = "$calm"
 
 # Stopped while it waits for a coordinator that is not there: at once, not after register_wait.
-"$bin/braid-ps" --index 1 --servers 2 --data-dir "$work/lone" --listen "127.0.0.1:$((base + 5))" \
-  --coordinator "127.0.0.1:$((base + 6))" --register-wait 10m --health-listen "127.0.0.1:$((base + 7))" 2>"$err" &
+"$bin/braid-ps" --index 1 --servers 2 --data-dir "$work/lone" --listen "${addr[lone]}" \
+  --coordinator "${addr[nobody]}" --register-wait 10m --health-listen "${addr[lone_page]}" 2>"$err" &
 lone=$!
 started+=("$lone")
 check "its rows are loaded" until_true 30 grep -q 'rows are in memory' "$err"

@@ -3,6 +3,7 @@
 # what a clone holds. Lines that need a cluster are parsed by the real tool (which then finds no cluster) and what they
 # name is looked up in the rendered manifests, which are checked strictly. A line that no rule below knows fails.
 # A rule whose tool or data is missing says NOTICE and leaves its line out.
+# ctest: COST 20
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need braid braid-ps braid-worker
@@ -131,7 +132,7 @@ rule_train() { # and while it runs its servers answer
 }
 rule_ps_status() { [ "$1" = "build/bin/braid ps status --run-dir runs/adult/latest" ]; } # rule_train did
 rule_launch() { # both hosts of it on this one
-  local here=${1/host0:29400/127.0.0.1:$((20000 + RANDOM % 20000))} first
+  local here=${1/host0:29400/127.0.0.1:$(free_port)} first
   echo 'import os; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])' >"$clone/train.py"
   (cd "$clone" && exec timeout -k 5 60 bash -c "$here") >"$work/first.txt" 2>&1 &
   first=$!

@@ -22,7 +22,6 @@ os.rename(here + ".tmp", here)
 while not os.path.exists(os.environ["WHERE"] + "/" + sys.argv[1]):
     time.sleep(0.02)
 P
-free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 
 # ---- one host ----
 braid launch --standalone --nproc-per-node 2 --rdzv-id one --max-restarts 3 env.py --nnodes x --help

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The Debian packages: built by cpack, twice the same bytes; unpacked, the programs run, the library is
 # found by pkg-config, units are what systemd accepts, samples name options that exist.
+# ctest: RESOURCE_LOCK install COST 15
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need braid braid-ps braid-worker

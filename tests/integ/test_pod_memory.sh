@@ -2,6 +2,7 @@
 # A server in a pod (tests/deploy/pods) of overlays/dev with a memory limit, and a job whose tables are
 # larger: it trains to its end, the server is not killed. Here 256 MiB and 282 MiB of rows; HEAVY=1 (make
 # check) the 512 MiB of the manifest and 2 GiB of rows.
+# ctest: RESOURCE_LOCK pods COST 15
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need braid braid-ps braid-worker

@@ -5,6 +5,7 @@
 # restart of all servers, a killed one and one that is cut off for 10 s: no failed worker, the same model
 # bit for bit, told by /metrics.
 # PODS=podman (make check): containers, and a name service that loses packets while servers move.
+# ctest: RESOURCE_LOCK pods COST 45
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need braid braid-ps braid-worker

@@ -9,10 +9,7 @@ need braid braid-ps braid-worker
 tool_or_skip prometheus
 python_with_yaml_or_skip
 
-mapfile -t ports < <("$python" -c '
-import socket
-s = [socket.socket() for _ in range(6)]
-for x in s: x.bind(("127.0.0.1", 0)); print(x.getsockname()[1])')
+for _ in 0 1 2 3 4 5; do ports+=("$(free_port)"); done
 at() { echo "127.0.0.1:${ports[$1]}"; } # 0, 1: gRPC; 2, 3: their pages; 4: the worker's page; 5: Prometheus
 
 declare -A ps

@@ -11,7 +11,6 @@ tool_or_skip promtool
 python_with_yaml_or_skip
 rules=$repo/deploy/monitoring/rules.yaml
 
-free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 page() { curl -sf "http://127.0.0.1:$1/metrics" >"$2"; }
 ps_port=$(free_port) ps_page=$(free_port) wk_page=$(free_port)
 "$bin/braid" datagen --rows 4000 --out "$work/c.tsv.gz" >/dev/null 2>&1
@@ -51,11 +50,16 @@ check "this test sees a wrong name" test "$(unknown "$work/wrong.txt")" = braid_
 
 # Rules and dashboard as Prometheus reads them.
 check "promtool check rules" "$promtool" check rules "$rules"
-"$python" "$repo/tests/deploy/rules_test.py" "$rules" >"$work/rules_test.yaml"
-check "every alert fires on its trouble, none on a healthy system" "$promtool" test rules "$work/rules_test.yaml"
-sed 's/< 0.2$/< 0.1/' "$rules" >"$work/spoiled.yaml"
-"$python" "$repo/tests/deploy/rules_test.py" "$work/spoiled.yaml" >"$work/spoiled_test.yaml"
-check "a spoiled threshold is found" test "$("$promtool" test rules "$work/spoiled_test.yaml" 2>&1 | grep -c FAILED)" = 1
+rules_hold() { # RULES DIR
+  "$python" "$repo/tests/deploy/rules_test.py" "$1" "$2" && "$promtool" test rules "$2"/*.test.yaml
+}
+n_failed_tests() { rules_hold "$1" "$2" 2>&1 | grep -c FAILED; }
+check "every alert fires on its trouble, none on a healthy system" rules_hold "$rules" "$work/rules"
+check "by so many tests" test "$(find "$work/rules" -name '*.test.yaml' | wc -l)" = $(($(grep -c 'alert:' "$rules") + 1))
+sed 's/< 0.2$/< 0.1/' "$rules" >"$work/deaf.yaml"
+check "a threshold that is too low is found" test "$(n_failed_tests "$work/deaf.yaml" "$work/deaf")" = 1
+sed 's/< 0.2$/< 0.8/' "$rules" >"$work/nervous.yaml"
+check "one that is too high, too" test "$(n_failed_tests "$work/nervous.yaml" "$work/nervous")" = 1
 {
   echo "groups: [{name: panels, rules: ["
   while read -r expr; do

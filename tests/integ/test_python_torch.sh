@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The PyTorch modules: equal to nn.EmbeddingBag, loss for loss, alone and under DistributedDataParallel.
+# ctest: COST 30
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 . "$(dirname "$0")/servers.sh"

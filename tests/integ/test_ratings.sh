@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Jester and MovieTweetings: factors beat biases where the data allows it, biases and genres do not
 # over-fit where it does not.
+# ctest: COST 20
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need braid braid-ps braid-worker

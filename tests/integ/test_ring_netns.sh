@@ -2,6 +2,7 @@
 # The ring between hosts: four network namespaces on a bridge, IPv4 and IPv6, and the conformance
 # matrix, worlds 1 to 8, over tcp and over shared memory + tcp (build/bin/test_ring_hosts). A link that
 # drops everything, for good or for a while. The namespaces are made and removed here.
+# ctest: COST 15
 set -uo pipefail
 . "$(dirname "$0")/lib.sh"
 need test_ring_hosts

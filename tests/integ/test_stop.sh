@@ -24,7 +24,7 @@ wait_at_most() { # SECONDS
 
 start worker
 kill -9 "$(child worker worker-1)"
-wait_at_most 10
+wait_at_most 20
 check "a killed worker ends the run" exits 137
 check "it is the root cause, not the rank that noticed" err_says '^error: worker-1 ended by signal 9'
 check "which names it too" grep -qE 'rank 1' "$work/worker/worker-0.log"
@@ -32,7 +32,7 @@ check "no result" test ! -s "$out"
 
 start fail --set on_server_exit=fail
 kill -9 "$(child fail ps-1)"
-wait_at_most 10
+wait_at_most 20
 check "a killed server ends the run, if the job wants it so" exits 137
 check "named" err_says '^error: ps-1 ended by signal 9'
 
@@ -47,7 +47,7 @@ check "Ctrl-C" exits 130
 check "leaves a checkpoint" compgen -G "$work/stop/checkpoints/step-*"
 check "and no process" until_true 5 is_gone "$(child stop ps-0)"
 code=0
-ask ps status >"$work/ps.txt" 2>&1 || code=$?
+ask ps status --timeout 500ms >"$work/ps.txt" 2>&1 || code=$?
 check "ps status without servers" exits 4
 check "names the address" grep -qE '^error: .*127.0.0.1:[0-9]+' "$work/ps.txt"
 finish

@@ -6,7 +6,6 @@ set -euo pipefail
 need braid braid-ps braid-worker
 command -v etcd >/dev/null || skip "etcd (etcd-server) is not installed"
 
-free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 client=$(free_port) peer=$(free_port)
 etcd_start() {
   etcd --data-dir "$work/etcd" --name one --initial-cluster one=http://127.0.0.1:"$peer" \
