@@ -135,6 +135,10 @@ void ring_comm_fail(ring_comm *c, const bd_err *why);
 
 int64_t ring_options_timeout_ms(const ring_options *opt);
 
+/* Tests: the time limit of later operations of this rank, which need not be that of the rendezvous.
+ * None runs now. */
+void ring_test_limit(ring_comm *c, int64_t limit_ms);
+
 /* ring_work_wait that tells when the operation was complete (bd_mono_ns). */
 bd_status ring_work_wait_timed(ring_work *w, int64_t *done_ns, bd_err *err) BD_MUST_CHECK;
 

@@ -89,9 +89,9 @@ struct ring_engine {
     const int *labels; /* borrowed: what ranks are called in errors; NULL: by their numbers */
     uint64_t group_hash;
     uint64_t epoch;
-    int64_t timeout_ns;
-    const bd_clock *clock;     /* borrowed */
-    ring_transport *transport; /* borrowed; NULL only when world == 1 */
+    _Atomic int64_t timeout_ns; /* the own thread may look at any time */
+    const bd_clock *clock;      /* borrowed */
+    ring_transport *transport;  /* borrowed; NULL only when world == 1 */
     void (*on_done)(void *user, bd_status rc, const bd_err *err);
     void (*on_p2p_done)(void *user, ring_p2p *p, bd_status rc, const bd_err *err);
     /* Of an engine that is part of a larger group: the operations which that one completed and

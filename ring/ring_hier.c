@@ -349,12 +349,20 @@ static bd_status make(hier *h, bd_kv *kv, const ring_options *opt, const char *p
     bd_status rc = is_local ? ring_shm_new(kv, rank, of.n, &o, out, err)
                             : ring_tcp_new(kv, rank, of.n, &o, out, err);
     bd_free(group);
-    if (rc == BD_OK) {
-        if (!is_local) { /* its thread reads it only while an operation runs */
-            (*out)->engine.timeout_ns = h->timeout_ns * 5 / 4;
+    return rc;
+}
+
+static void limit_parts(hier *h)
+{
+    ring_comm *across[] = {h->flat, h->cross};
+    for (size_t i = 0; i < sizeof across / sizeof across[0]; i++) {
+        if (across[i] != NULL) {
+            across[i]->engine.timeout_ns = h->timeout_ns * 5 / 4;
         }
     }
-    return rc;
+    if (h->local != NULL) {
+        h->local->engine.timeout_ns = h->timeout_ns;
+    }
 }
 
 static bd_status make_parts(hier *h, bd_kv *kv, const ring_options *opt, bd_err *err)
@@ -377,6 +385,7 @@ static bd_status make_parts(hier *h, bd_kv *kv, const ring_options *opt, bd_err 
     }
     h->backend.p2p = h->flat;
     if (rc == BD_OK) {
+        limit_parts(h);
         ring_comm_set_outer(h->flat, &h->n_started, &h->n_done);
         ring_comm_watch(h->flat, on_flat_failed, h);
         if (h->cross != NULL) {
@@ -456,4 +465,20 @@ bd_status ring_new(bd_kv *kv, int rank, int world, const ring_options *opt, ring
                       : ring_tcp_new(kv, rank, world, opt, out, err);
     }
     return ring_hier_new(kv, rank, opt, &hosts, out, err);
+}
+
+void ring_test_limit(ring_comm *c, int64_t limit_ms)
+{
+    c->engine.timeout_ns = limit_ms * BD_NS_PER_MS;
+    if (c->backend == NULL) {
+        return;
+    }
+    if (c->backend->p2p != NULL) {
+        c->backend->p2p->engine.timeout_ns = c->engine.timeout_ns;
+    }
+    if (c->backend->run == hier_run) {
+        hier *h = (hier *)(void *)c->backend;
+        h->timeout_ns = c->engine.timeout_ns;
+        limit_parts(h);
+    }
 }

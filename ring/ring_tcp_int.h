@@ -101,6 +101,7 @@ struct ring_tcp {
     uint64_t pace_seq;      /* the operation that is paced: */
     uint64_t pace_out;      /* payload bytes sent */
     uint64_t pace_in;       /* and received */
+    bool is_unpaced;        /* no more: somebody has asked who is there */
     uint64_t lead_bytes;    /* > 0; tests make it small */
     _Atomic bool is_frozen; /* test: as under SIGSTOP */
     _Atomic bool must_die;  /* test: as under SIGKILL */

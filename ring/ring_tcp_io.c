@@ -34,6 +34,7 @@ static void count_pace(ring_tcp *t, size_t out, size_t in)
         t->pace_seq = t->comm->engine.seq;
         t->pace_out = 0;
         t->pace_in = 0;
+        t->is_unpaced = false;
     }
     t->pace_out += out;
     t->pace_in += in;
@@ -43,7 +44,7 @@ static size_t room(const ring_conn *c, const ring_out *o)
 {
     const ring_tcp *t = c->owner;
     const ring_engine *e = &t->comm->engine;
-    if (!o->is_paced || t->pace_seq != e->seq || !is_even_op(e) ||
+    if (!o->is_paced || t->pace_seq != e->seq || t->is_unpaced || !is_even_op(e) ||
         e->run.n_received >= e->run.n_to_receive) {
         return SIZE_MAX;
     }
@@ -151,14 +152,19 @@ static void give_sent(ring_conn *c, ring_out *o)
     }
 }
 
+static void give_all(ring_conn *c)
+{
+    while (c->head != NULL) {
+        give_sent(c, out_pop(c));
+    }
+}
+
 /* After a write error. Frames count as sent: whether the peer got them is what its reader tells;
  * a result that is complete here stays valid. */
 static void break_conn(ring_conn *c)
 {
     c->is_broken = true;
-    while (c->head != NULL) {
-        give_sent(c, out_pop(c));
-    }
+    give_all(c);
     if (c->is_held && !c->owner->is_closing) { /* nobody reads it: tell here */
         ring_conn_close(c);
         ring_engine_on_peer_lost(engine_of(c), c->peer, "connection broken");
@@ -247,8 +253,9 @@ bd_status ring_conn_send(ring_conn *c, const ring_frame *f, const void *payload,
         memcpy(o->text, payload, o->n_bytes);
         o->payload = o->text;
     }
-    if (o->is_paced) {
+    if (o->is_paced || !o->is_data) {
         count_pace(c->owner, 0, 0);
+        c->owner->is_unpaced = c->owner->is_unpaced || !o->is_data;
     }
     if (c->head == NULL) {
         c->is_broken = !write_some(c, o, &moved);
@@ -394,12 +401,15 @@ static void take_bytes(ring_conn *c, size_t n_bytes)
     }
 }
 
+/* What has not gone out counts as sent, as after a write error: an operation that lacks nothing else
+ * is complete. */
 static void end_of(ring_conn *c, const char *why)
 {
     ring_conn_close(c);
     if (!c->owner->is_closing) {
         ring_engine_on_peer_lost(engine_of(c), c->peer, why);
     }
+    give_all(c);
 }
 
 bool ring_conn_read(ring_conn *c)

@@ -4,6 +4,8 @@
 #include "base/mem.h"
 #include "base/rand.h"
 
+#include "ring/ring_nccl_int.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,6 +40,10 @@ static void *node_main(void *arg)
     if (t->opt.group != NULL && t->rc != BD_OK) {
         nccl_failed(t, __LINE__, "ring_nccl_new", &t->err);
     } else {
+        if (t->limit_ms > 0) {
+            (void)pthread_barrier_wait(t->meet);
+            t->n->timeout_ns = t->limit_ms * BD_NS_PER_MS; /* no operation has looked at it yet */
+        }
         t->fn(t);
     }
     ring_nccl_free(t->n);
@@ -65,6 +71,7 @@ void nccl_run(const setup *s, node_fn fn, node *nodes)
         nodes[r] = (node){.rank = r,
                           .world = s->world,
                           .kv = kv,
+                          .limit_ms = s->limit_ms,
                           .fn = fn,
                           .arg = s->arg,
                           .meet = &meet,

@@ -25,6 +25,7 @@ struct node {
     int world;
     bd_kv *kv;
     ring_nccl_options opt;
+    int64_t limit_ms; /* of setup */
     node_fn fn;
     void *arg;
     cudaStream_t compute;
@@ -61,9 +62,11 @@ typedef struct setup {
     int world;
     int n_present; /* 0: all; else only ranks below it */
     bool control;
-    bool no_join;  /* fn joins by itself */
-    bool tolerant; /* a failed join is in rc and err, not the test's failure */
-    int64_t timeout_ms;
+    bool no_join;       /* fn joins by itself */
+    bool tolerant;      /* a failed join is in rc and err, not the test's failure */
+    int64_t timeout_ms; /* of the rendezvous, too; 0: 20 s */
+    int64_t
+        limit_ms; /* > 0: of what comes once all have joined: a busy machine starts threads late */
     int64_t stop_ms;
     bd_kv *kv; /* NULL: a fresh one in memory */
     void *arg;

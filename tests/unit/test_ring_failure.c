@@ -26,14 +26,18 @@ typedef struct fault_case {
     const char *what;
 } fault_case;
 
+/* Of operations that end by it. A healthy rank answers within that and the grace after it, or is
+ * named, too: long enough for a busy machine. */
+enum { LIMIT_MS = 600 };
+
 static const int WORLDS[] = {2, 3, 4, 5, 8};
 #define N_WORLDS (sizeof WORLDS / sizeof WORLDS[0])
 
-static void on_all(int world, const ring_options *opt, rank_fn fn, const char *what)
+static void on_all(int world, rank_fn fn, const char *what)
 {
     for (int b = RANKS_MEM; b <= RANKS_SHM; b++) {
         fault_case c = {(ranks_backend)b, what};
-        ring_ranks_run((ranks_backend)b, world, opt, fn, &c);
+        ring_ranks_run((ranks_backend)b, world, NULL, fn, &c);
     }
 }
 
@@ -93,7 +97,7 @@ static void header_mismatch(void **state)
                                         "root",  "barrier", "all_gather"};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         for (size_t w = 0; w < N_WORLDS; w++) {
-            on_all(WORLDS[w], NULL, disagree, cases[i]);
+            on_all(WORLDS[w], disagree, cases[i]);
         }
     }
 }
@@ -117,7 +121,7 @@ static void one_more(rank_test *t)
 static void extra_operation_is_a_mismatch(void **state)
 {
     (void)state;
-    on_all(3, NULL, one_more, "");
+    on_all(3, one_more, "");
 }
 
 static void kill_comm(ranks_backend backend, ring_comm *c)
@@ -140,18 +144,16 @@ static void victim_dies(rank_test *t)
     float *v = bd_calloc(n, sizeof *v);
     RANK_OK(t, ring_barrier(t->comm, "start", &err), &err);
     rank_meet(t);
-    int64_t start_ns = bd_mono_ns();
     if (t->rank == 1) {
         kill_comm(c->backend, t->comm);
         rank_meet(t);
     } else {
         bd_status rc = ring_allreduce(t->comm, v, n, NUM_F32, NUM_SUM, "big", NULL, &err);
-        int64_t took_ns = bd_mono_ns() - start_ns;
         rank_meet(t);
-        if (rc != BD_E_PEER_LOST || strstr(err.text, "rank 1 lost") == NULL) {
+        if (rc != BD_E_PEER_LOST || /* the time limit would be BD_E_TIMEOUT */
+            strstr(err.text, "rank 1 lost") == NULL) {
             rank_failed(t, __FILE__, __LINE__, "peer lost", &err);
         }
-        RANK_CHECK(t, took_ns < 5 * BD_NS_PER_S); /* not the time limit of 20 s */
         RANK_CHECK(t, ring_barrier(t->comm, "later", &err) == BD_E_PEER_LOST);
     }
     bd_free(v);
@@ -161,7 +163,7 @@ static void kill_rank(void **state)
 {
     (void)state;
     for (size_t w = 0; w < N_WORLDS; w++) {
-        on_all(WORLDS[w], NULL, victim_dies, "");
+        on_all(WORLDS[w], victim_dies, "");
     }
 }
 
@@ -172,8 +174,7 @@ static void victim_stops(rank_test *t)
     bd_err err = BD_ERR_INIT;
     size_t n = strcmp(c->what, "large") == 0 ? (size_t)2 << 20 : 10;
     float *v = bd_calloc(n, sizeof *v);
-    RANK_OK(t, ring_barrier(t->comm, "start", &err), &err);
-    rank_meet(t);
+    rank_limit(t, LIMIT_MS);
     if (t->rank == 1) {
         if (c->backend == RANKS_MEM) {
             ring_mem_test_stop(t->comm);
@@ -199,13 +200,10 @@ static void victim_stops(rank_test *t)
 static void stop_rank(void **state)
 {
     (void)state;
-    static uint64_t epoch = 1;
-    for (size_t w = 0; w < N_WORLDS; w++) {
-        ring_options opt = {.group = "stop", .epoch = epoch++, .timeout_ms = 100};
-        on_all(WORLDS[w], &opt, victim_stops, "small");
+    for (int world = 2; world <= 8; world *= 2) {
+        on_all(world, victim_stops, "small");
     }
-    ring_options opt = {.group = "stop", .epoch = epoch++, .timeout_ms = 100};
-    on_all(3, &opt, victim_stops, "large");
+    on_all(3, victim_stops, "large");
 }
 
 /* Rank 2 lives but never calls: it is named, too (pt#137268). */
@@ -213,7 +211,7 @@ static void idler(rank_test *t)
 {
     bd_err err = BD_ERR_INIT;
     float x = 0;
-    RANK_OK(t, ring_barrier(t->comm, "start", &err), &err);
+    rank_limit(t, LIMIT_MS);
     if (t->rank != 2) {
         bd_status rc = ring_allreduce(t->comm, &x, 1, NUM_F32, NUM_SUM, "step", NULL, &err);
         if (rc != BD_E_TIMEOUT || strstr(err.text, "rank 2 did not take part") == NULL) {
@@ -226,8 +224,7 @@ static void idler(rank_test *t)
 static void a_rank_that_does_not_call_is_named(void **state)
 {
     (void)state;
-    ring_options opt = {.group = "idle", .epoch = 5, .timeout_ms = 150};
-    on_all(4, &opt, idler, "");
+    on_all(4, idler, "");
 }
 
 /* A lost frame is not silence of a rank: the text says from whom it was due. */
@@ -235,7 +232,7 @@ static void frame_lost(rank_test *t)
 {
     bd_err err = BD_ERR_INIT;
     float x = 0;
-    RANK_OK(t, ring_barrier(t->comm, "start", &err), &err);
+    rank_limit(t, LIMIT_MS);
     if (t->rank == 0) {
         ring_mem_test_drop(t->comm, 0);
     }
@@ -253,7 +250,7 @@ static void frame_lost_and_others_ahead(rank_test *t)
 {
     bd_err err = BD_ERR_INIT;
     float x = 0;
-    RANK_OK(t, ring_barrier(t->comm, "start", &err), &err);
+    rank_limit(t, LIMIT_MS);
     if (t->rank == 1) {
         ring_mem_test_drop(t->comm, 0); /* to rank 2 */
     }
@@ -271,10 +268,8 @@ static void frame_lost_and_others_ahead(rank_test *t)
 static void a_dropped_frame_is_a_timeout(void **state)
 {
     (void)state;
-    ring_options three = {.group = "drop", .epoch = 6, .timeout_ms = 150};
-    ring_ranks_run(RANKS_MEM, 3, &three, frame_lost_and_others_ahead, NULL);
-    ring_options opt = {.group = "drop", .epoch = 5, .timeout_ms = 150};
-    ring_ranks_run(RANKS_MEM, 2, &opt, frame_lost, NULL);
+    ring_ranks_run(RANKS_MEM, 3, NULL, frame_lost_and_others_ahead, NULL);
+    ring_ranks_run(RANKS_MEM, 2, NULL, frame_lost, NULL);
 }
 
 /* Rank 0 aborts while the others wait for it. */
@@ -299,8 +294,8 @@ static void aborts(rank_test *t)
 static void abort_reaches_everybody(void **state)
 {
     (void)state;
-    on_all(2, NULL, aborts, "");
-    on_all(4, NULL, aborts, "");
+    on_all(2, aborts, "");
+    on_all(4, aborts, "");
 }
 
 /* Handles that are dropped into ring_free end, and can still be waited for. */
@@ -328,8 +323,8 @@ static void freed_with_open_work(rank_test *t)
 static void free_ends_open_operations(void **state)
 {
     (void)state;
-    on_all(2, NULL, freed_with_open_work, "");
-    on_all(3, NULL, freed_with_open_work, "");
+    on_all(2, freed_with_open_work, "");
+    on_all(3, freed_with_open_work, "");
 }
 
 /* A rank that leaves in order is lost only for what comes after. */
@@ -354,7 +349,7 @@ static void orderly_leaving_is_no_error(void **state)
 {
     (void)state;
     for (int i = 0; i < 20; i++) {
-        on_all(3, NULL, leaves_early, "");
+        on_all(3, leaves_early, "");
     }
 }
 
@@ -408,13 +403,13 @@ static void one_small_sum(rank_test *t)
 static void a_hundred_groups_leave_nothing(void **state)
 {
     (void)state;
-    on_all(3, NULL, one_small_sum, ""); /* what is set up once */
+    on_all(3, one_small_sum, ""); /* what is set up once */
     long blocks = bd_mem_live_blocks();
     int fds = count_entries("/proc/self/fd");
     int threads = count_threads();
     int mappings = count_lines("/proc/self/maps");
     for (int i = 0; i < 100; i++) {
-        on_all(3, NULL, i % 10 == 9 ? aborts : one_small_sum, "");
+        on_all(3, i % 10 == 9 ? aborts : one_small_sum, "");
     }
     assert_int_equal(bd_mem_live_blocks(), blocks);
     assert_int_equal(count_entries("/proc/self/fd"), fds);

@@ -49,8 +49,8 @@ static void *member_main(void *arg)
     ring_comm *c = NULL;
     m->rc = ring_new(m->kv, m->rank, m->world, &m->opt, &c, &m->err);
     m->join_rc = m->rc;
-    if (m->rc == BD_OK && m->limit_ms > 0) { /* no operation has looked at it yet */
-        c->engine.timeout_ns = m->limit_ms * BD_NS_PER_MS;
+    if (m->rc == BD_OK && m->limit_ms > 0) {
+        ring_test_limit(c, m->limit_ms);
     }
     float *v = bd_calloc(m->n + 1, sizeof *v);
     for (int s = 0; m->rc == BD_OK && s < m->steps; s++) {
@@ -138,7 +138,9 @@ static void half_hello(void **state)
     expect(&m[0], BD_E_TIMEOUT, "rank 1 did not connect within 2000 ms");
     assert_int_not_equal(m[1].join_rc, BD_OK);
     run_cut(m, 50, CUT_CLOSE, 2000, 0);
-    expect(&m[0], BD_E_TIMEOUT, "rank 1 did not connect within 2000 ms");
+    /* not "connect" if rank 1 has given up, and taken its address back, before rank 0 looks for it */
+    expect(&m[0], BD_E_TIMEOUT, "rank 1 did not ");
+    assert_non_null(strstr(m[0].err.text, " within 2000 ms"));
     expect(&m[1], BD_E_UNAVAILABLE, "rank 0 at 127.0.0.1");
 }
 
@@ -163,7 +165,7 @@ static void a_slow_rank_only_slows(void **state)
         for (int r = 0; r < 4; r++) {
             m[r] = (member){.kv = kv, .rank = r, .world = 4, .steps = 2, .n = 20000};
             m[r].opt = (ring_options){
-                .group = "slow", .epoch = 1, .timeout_ms = 5000, .backend = kinds[k]};
+                .group = "slow", .epoch = 1, .timeout_ms = 20000, .backend = kinds[k]};
             m[r].opt.host = r < 2 ? "a" : "b";
             m[r].pause_ms = r == 2 ? 200 : 0;
             start(&m[r]);
@@ -230,6 +232,7 @@ static void stale_state_is_named(void **state)
                k == 0 ? "rank 0 at 127.0.0.1:1" : "rank 0 at @braid-ring-gone");
         for (int r = 0; r < 2; r++) { /* a new epoch does not look there */
             m[r].opt.epoch = 2;
+            m[r].opt.timeout_ms = 20000;
             m[r].err = (bd_err)BD_ERR_INIT;
             start(&m[r]);
         }
@@ -293,7 +296,9 @@ static void two_jobs_on_one_port(void **state)
     assert_int_equal(kv[1]->set(kv[1], "ring/job/1/rank/0", text, strlen(text), NULL), BD_OK);
     start(&m[3]);
     join_all(&m[2], 2);
-    expect(&m[2], BD_E_TIMEOUT, "rank 1 did not connect within 1000 ms");
+    /* "connect", or "join" if rank 1 has given up before rank 0 looks for its address */
+    expect(&m[2], BD_E_TIMEOUT, "rank 1 did not ");
+    assert_non_null(strstr(m[2].err.text, " within 1000 ms"));
     assert_int_not_equal(m[3].rc, BD_OK);
     expect(&m[3], m[3].rc, at[0]); /* closed by a stranger, or silent until the limit */
     start(&m[1]);

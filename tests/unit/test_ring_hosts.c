@@ -212,7 +212,7 @@ static void loopback_does_not_reach_other_hosts(void **state)
     bd_kv *kv = bd_kv_mem_new();
     bd_err err = BD_ERR_INIT;
     ring_comm *c = NULL;
-    ring_options opt = {.group = "loop", .epoch = 1, .timeout_ms = 300, .backend = RING_TCP};
+    ring_options opt = {.group = "loop", .epoch = 1, .timeout_ms = 20000, .backend = RING_TCP};
     /* as another host advertises it: nothing of ours listens there */
     assert_int_equal(kv->set(kv, "ring/loop/1/rank/0", "127.0.0.1:1", 11, &err), BD_OK);
     assert_int_equal(ring_new(kv, 1, 2, &opt, &c, &err), BD_E_UNAVAILABLE);

@@ -92,7 +92,7 @@ typedef struct joiner {
 static void *join_main(void *arg)
 {
     joiner *j = arg;
-    ring_options opt = {.group = "join", .epoch = 8, .timeout_ms = 1000};
+    ring_options opt = {.group = "join", .epoch = 8, .timeout_ms = 20000};
     opt.timeout_ms = j->timeout_ms > 0 ? j->timeout_ms : opt.timeout_ms;
     j->rc = (j->is_shm ? ring_shm_new : ring_tcp_new)(j->kv, j->rank, j->world, &opt, &j->comm,
                                                       &j->err);

@@ -14,10 +14,10 @@
 
 #include <cmocka.h>
 
-static void on_all(int world, const ring_options *opt, rank_fn fn)
+static void on_all(int world, rank_fn fn)
 {
     for (int b = RANKS_MEM; b <= RANKS_HIER; b++) {
-        ring_ranks_run((ranks_backend)b, world, opt, fn, NULL);
+        ring_ranks_run((ranks_backend)b, world, NULL, fn, NULL);
     }
 }
 
@@ -54,8 +54,8 @@ static void shift(rank_test *t)
 static void all_may_send_at_once(void **state)
 {
     (void)state;
-    on_all(2, NULL, shift);
-    on_all(4, NULL, shift);
+    on_all(2, shift);
+    on_all(4, shift);
 }
 
 /* Messages with different tags are received in another order than sent; with one tag in order. */
@@ -84,7 +84,7 @@ static void tags(rank_test *t)
 static void tags_tell_messages_apart(void **state)
 {
     (void)state;
-    on_all(3, NULL, tags);
+    on_all(3, tags);
 }
 
 static void other_count(rank_test *t)
@@ -109,13 +109,14 @@ static void other_count(rank_test *t)
 static void a_different_count_is_a_mismatch_on_all(void **state)
 {
     (void)state;
-    on_all(3, NULL, other_count);
+    on_all(3, other_count);
 }
 
 static void nobody_sends(rank_test *t)
 {
     bd_err err = BD_ERR_INIT;
     float v = 0;
+    rank_limit(t, 150);
     if (t->rank == 1) {
         bd_status rc = ring_recv(t->comm, &v, 1, NUM_F32, 0, 0, "x", NULL, &err);
         RANK_CHECK(t, rc == BD_E_TIMEOUT);
@@ -130,8 +131,7 @@ static void nobody_sends(rank_test *t)
 static void a_message_that_does_not_come_is_a_timeout(void **state)
 {
     (void)state;
-    const ring_options opt = {.group = "late", .epoch = 4, .timeout_ms = 150};
-    on_all(2, &opt, nobody_sends);
+    on_all(2, nobody_sends);
 }
 
 static void bad_peers(rank_test *t)
@@ -147,7 +147,7 @@ static void bad_peers(rank_test *t)
 static void a_peer_outside_the_group_is_invalid(void **state)
 {
     (void)state;
-    on_all(2, NULL, bad_peers);
+    on_all(2, bad_peers);
 }
 
 /* Groups of some ranks: only the members take part; parent and child work side by side. */

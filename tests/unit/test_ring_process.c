@@ -4,6 +4,7 @@
 #include "base/mem.h"
 
 #include "ring/ring.h"
+#include "ring/ring_comm_int.h"
 
 #include "tests/util/shared_kv.h"
 
@@ -21,8 +22,9 @@
 
 #include <cmocka.h>
 
-#define WORLD  3
-#define VICTIM 1
+#define WORLD   3
+#define VICTIM  1
+#define JOIN_MS 20000 /* a busy machine starts processes late */
 
 /* Between the processes of one test. */
 typedef struct shared {
@@ -52,13 +54,16 @@ static int child(shared *s, bd_kv *kv, int rank, const hit *h)
 {
     const ring_options opt = {.group = "processes",
                               .epoch = 1,
-                              .timeout_ms = h->timeout_ms,
+                              .timeout_ms = JOIN_MS,
                               .backend = h->backend,
                               .host = rank < 2 ? "a" : "b"};
     const size_t n = (size_t)1 << 18;
     bd_err err = BD_ERR_INIT;
     ring_comm *c = NULL;
     bd_status rc = ring_new(kv, rank, WORLD, &opt, &c, &err);
+    if (rc == BD_OK) {
+        ring_test_limit(c, h->timeout_ms);
+    }
     /* one in place, one through the stages */
     float *shared_v = rc == BD_OK ? ring_alloc(c, n * sizeof *shared_v) : NULL;
     float *v = bd_calloc(n, sizeof *v);
@@ -79,10 +84,10 @@ static int child(shared *s, bd_kv *kv, int rank, const hit *h)
     ring_free(c);
     bd_free(v);
     bool ok = rc == h->want && strstr(err.text, h->want_text) != NULL;
-    /* killed: at once (loosely: machines are busy); stopped: the time limit and the question */
-    ok = ok && took_ns < (h->want == BD_E_PEER_LOST ? 5000 : h->timeout_ms + 5000) * BD_NS_PER_MS;
+    /* killed: long before the time limit; stopped: it, and the questions. Machines are busy. */
+    ok = ok && took_ns < (h->want == BD_E_PEER_LOST ? 15000 : h->timeout_ms + 20000) * BD_NS_PER_MS;
     if (!ok) {
-        (void)fprintf(stderr, "rank %d after %lld ms: %s: %s\n", rank,
+        (void)fprintf(stderr, "backend %d, rank %d after %lld ms: %s: %s\n", (int)h->backend, rank,
                       (long long)(took_ns / BD_NS_PER_MS), bd_status_name((int)rc),
                       bd_err_text(&err));
     }
@@ -101,7 +106,7 @@ static void hit_one(const hit *h)
         }
         assert_true(pids[r] > 0);
     }
-    int64_t until = bd_mono_ns() + 10 * BD_NS_PER_S;
+    int64_t until = bd_mono_ns() + 60 * BD_NS_PER_S;
     while (s->victim_steps < 20 && bd_mono_ns() < until) {
         bd_sleep_ms(1); /* the condition is in another process */
     }

@@ -114,6 +114,34 @@ static void sum_in_lockstep(rank_test *t)
     bd_free(v);
 }
 
+/* Rank 1 is stopped; what rank 2 holds back for its lead goes out when ranks are asked who is there,
+ * all of it. A frame for each question would be progress each time, and put the end off. */
+static void stopped_in_lockstep(rank_test *t)
+{
+    bd_err err = BD_ERR_INIT;
+    const size_t n = (size_t)8 << 20; /* 43 frames to hold back */
+    int32_t *v = bd_calloc(n, sizeof *v);
+    RANK_CHECK(t, v != NULL);
+    ((ring_tcp *)(void *)t->comm->backend)->lead_bytes = 1500;
+    rank_limit(t, t->rank == 2 ? 60000 : 1000); /* so that rank 0 asks, each time */
+    if (t->rank == 1) {
+        ring_tcp_test_stop(t->comm);
+    } else {
+        int64_t start_ns = bd_mono_ns();
+        bd_status rc = ring_allreduce(t->comm, v, n, NUM_I32, NUM_SUM, "step", NULL, &err);
+        RANK_CHECK(t, rc == BD_E_TIMEOUT && strstr(err.text, "rank 1 did not take part") != NULL);
+        RANK_CHECK(t, bd_mono_ns() - start_ns < 25 * BD_NS_PER_S); /* else 43 s */
+    }
+    rank_meet(t);
+    bd_free(v);
+}
+
+static void a_stopped_rank_ends_a_paced_operation(void **state)
+{
+    (void)state;
+    ring_ranks_run(RANKS_TCP, 3, NULL, stopped_in_lockstep, NULL);
+}
+
 static void no_rank_need_be_ahead(void **state)
 {
     (void)state;
@@ -274,6 +302,64 @@ static void a_wrong_interface_is_named(void **state)
     bd_kv_mem_free(kv);
 }
 
+static bool has_sent(const rank_test *t, uint64_t n_bytes)
+{
+    int64_t until_ns = bd_mono_ns() + 20 * BD_NS_PER_S;
+    while (ring_bytes_sent(t->comm) < n_bytes && bd_mono_ns() < until_ns) {
+        bd_sleep_ms(1);
+    }
+    return ring_bytes_sent(t->comm) >= n_bytes;
+}
+
+/* Rank 1 sends its part (nothing), reads no more and dies. What rank 0 has queued for it is more
+ * than sockets hold, but rank 0 has all that it needs: its operation is complete, at once, and the
+ * next one says who is lost. */
+static void dies_before_it_has_read(rank_test *t)
+{
+    bd_err err = BD_ERR_INIT;
+    const size_t n = (size_t)64 << 20, none[2] = {0, 0};
+    const size_t counts_0[2] = {0, t->rank == 0 ? n : 0}, counts_1[2] = {n, 0};
+    uint8_t *v = bd_calloc(n, 1);
+    ring_work *w = NULL;
+    RANK_CHECK(t, v != NULL);
+    RANK_OK(t, ring_barrier(t->comm, "start", &err), &err);
+    uint64_t n_before = ring_bytes_sent(t->comm);
+    rank_meet(t);
+    if (t->rank == 1) {
+        RANK_OK(t, ring_all_to_all_v(t->comm, NULL, none, v, counts_1, NUM_U8, "v", &w, &err),
+                &err);
+        RANK_CHECK(t, has_sent(t, n_before + RING_FRAME_BYTES));
+        ring_tcp_test_stop(t->comm);
+    }
+    rank_meet(t);
+    if (t->rank == 0) {
+        RANK_OK(t, ring_all_to_all_v(t->comm, v, counts_0, NULL, none, NUM_U8, "v", &w, &err),
+                &err);
+        RANK_CHECK(t, has_sent(t, n_before + n / 2));
+    }
+    rank_meet(t);
+    if (t->rank == 1) {
+        ring_tcp_test_kill(t->comm);
+        rank_meet(t);
+        ring_free(t->comm);
+        t->keep_comm = true;
+        RANK_CHECK(t, ring_work_wait(w, &err) != BD_OK);
+    } else {
+        bd_status rc = ring_work_wait(w, &err);
+        bd_status next = ring_barrier(t->comm, "next", &(bd_err)BD_ERR_INIT);
+        rank_meet(t);
+        RANK_OK(t, rc, &err);
+        RANK_CHECK(t, next == BD_E_PEER_LOST);
+    }
+    bd_free(v);
+}
+
+static void frames_for_a_lost_peer_hold_nobody_up(void **state)
+{
+    (void)state;
+    ring_ranks_run(RANKS_TCP, 2, NULL, dies_before_it_has_read, NULL);
+}
+
 /* Who makes the progress. */
 
 static bool is_watched(ring_comm *c)
@@ -383,8 +469,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(several_connections_change_no_bit),
         cmocka_unit_test(no_rank_need_be_ahead),
+        cmocka_unit_test(a_stopped_rank_ends_a_paced_operation),
         cmocka_unit_test(other_numbers_of_connections_are_refused),
         cmocka_unit_test(a_broken_connection_names_the_peer),
+        cmocka_unit_test(frames_for_a_lost_peer_hold_nobody_up),
         cmocka_unit_test(ranks_meet_at_any_kind_of_address),
         cmocka_unit_test(a_wrong_interface_is_named),
         cmocka_unit_test(callers_and_the_thread_take_turns),

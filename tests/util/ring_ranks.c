@@ -1,5 +1,7 @@
 #include "tests/util/ring_ranks.h"
 
+#include "ring/ring_comm_int.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -67,6 +69,16 @@ void rank_meet(rank_test *t)
         (void)pthread_cond_wait(&g_changed, &g_lock);
     }
     (void)pthread_mutex_unlock(&g_lock);
+}
+
+void rank_limit(rank_test *t, int64_t limit_ms)
+{
+    bd_err err = BD_ERR_INIT;
+    if (ring_barrier(t->comm, "limit", &err) != BD_OK) {
+        rank_failed(t, __FILE__, __LINE__, "barrier", &err);
+    }
+    rank_meet(t);
+    ring_test_limit(t->comm, limit_ms);
 }
 
 static const char *g_other_name = "other";

@@ -80,4 +80,8 @@ int ring_ranks_host_of(ranks_backend backend, int rank, int world);
 /* Waits for all ranks (not a collective: works on failed groups too). */
 void rank_meet(rank_test *t);
 
+/* The time limit of what comes now, for a test in which it passes; all ranks call it. They have
+ * joined and met with the 20 s of any other test, since a busy machine starts threads late. */
+void rank_limit(rank_test *t, int64_t limit_ms);
+
 #endif
