@@ -2,12 +2,15 @@
 #   servers_start N [FIRST]   starts N servers (data in $work/ps-i); $coordinator is server 0
 #   server_stop I             ends server I the orderly way
 server_pids=()
+# An address of the loopback that is this script's alone: a server that comes back finds its port free, which on
+# 127.0.0.1 a connection of anybody may have taken meanwhile.
+own_host=127.$((64 + ($$ >> 16 & 63))).$(($$ >> 8 & 255)).$(($$ & 255))
 
 server_start() { # I N
   local i=$1 n=$2 ready=$work/ps-$1.ready
   rm -f "$ready"
   "$bin/braid-ps" --index "$i" --servers "$n" --data-dir "$work/ps-$i" --log-level warn \
-    --listen "${server_addr[$i]:-127.0.0.1:0}" --coordinator "${server_addr[0]:-}" \
+    --listen "${server_addr[$i]:-$own_host:0}" --coordinator "${server_addr[0]:-}" \
     --ready-fd 3 3>"$ready" 2>"$work/ps-$i.log" &
   server_pids[i]=$!
   started+=($!)

@@ -6,6 +6,8 @@
 
 #include "client/client.h"
 
+#include "tests/util/tu_host.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -122,7 +124,7 @@ static void start_cluster(cluster *cl, size_t n)
     (void)snprintf(cl->dir, sizeof cl->dir, "/tmp/test_client_ps.XXXXXX");
     assert_non_null(mkdtemp(cl->dir));
     for (size_t i = 0; i < n; i++) {
-        (void)snprintf(cl->addresses[i], sizeof cl->addresses[i], "127.0.0.1:0");
+        (void)snprintf(cl->addresses[i], sizeof cl->addresses[i], "%s", tu_host_any_port());
         spawn_server(cl, i);
     }
 }

@@ -10,6 +10,8 @@
 #include "ps_server/ps_server.h"
 #include "rpc/rpc_autograd.h"
 
+#include "tests/util/tu_host.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -56,7 +58,7 @@ static void start_server(world *w, size_t i)
     ps_options opt = {.index = (int64_t)i,
                       .servers = (int64_t)w->n,
                       .coordinator = w->address[0],
-                      .listen = w->address[i][0] == '\0' ? "127.0.0.1:0" : w->address[i],
+                      .listen = w->address[i][0] == '\0' ? tu_host_any_port() : w->address[i],
                       .advertise = "",
                       .data_dir = dir,
                       .ready_fd = -1,

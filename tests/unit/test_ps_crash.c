@@ -12,6 +12,7 @@
 
 #include "client/client.h"
 
+#include "tests/util/tu_host.h"
 #include "tests/util/tu_proxy.h"
 #include "tests/util/tu_shard.h"
 
@@ -99,34 +100,26 @@ static char **with_faults(void)
 
 static void start_server(cluster *c, int i)
 {
-    char dir[96], index[8], fd[8], advertised[64];
+    char dir[96], index[8], fd[8], advertised[64], listen[64];
     int ends[2];
     (void)snprintf(dir, sizeof dir, "%s/ps-%d", c->dir, i);
     (void)snprintf(index, sizeof index, "%d", i);
     check(pipe(ends) == 0 && fcntl(ends[0], F_SETFD, FD_CLOEXEC) == 0, "pipe");
     (void)snprintf(fd, sizeof fd, "%d", ends[1]);
+    (void)snprintf(listen, sizeof listen, "%s",
+                   c->address[i][0] == '\0' ? tu_host_any_port() : c->address[i]);
     char coordinator[64];
     (void)snprintf(coordinator, sizeof coordinator, "%s", c->address[0]);
-    char *argv[] = {c->binary,
-                    "--index",
-                    index,
-                    "--servers",
-                    "2",
-                    "--data-dir",
-                    dir,
-                    "--ready-fd",
-                    fd,
-                    "--log-level",
-                    "error",
-                    "--journal-cap",
-                    "1MiB",
-                    "--listen",
-                    c->address[i][0] == '\0' ? "127.0.0.1:0" : c->address[i],
-                    "--coordinator",
-                    coordinator,
-                    c->proxies[i] == NULL ? NULL : "--advertise",
-                    advertised,
-                    NULL};
+    char *argv[] = {c->binary,   "--index",
+                    index,       "--servers",
+                    "2",         "--data-dir",
+                    dir,         "--ready-fd",
+                    fd,          "--log-level",
+                    "error",     "--journal-cap",
+                    "1MiB",      "--listen",
+                    listen,      "--coordinator",
+                    coordinator, c->proxies[i] == NULL ? NULL : "--advertise",
+                    advertised,  NULL};
     if (c->proxies[i] != NULL) {
         (void)snprintf(advertised, sizeof advertised, "%s", tu_proxy_address(c->proxies[i]));
     }
@@ -145,14 +138,6 @@ static void start_server(cluster *c, int i)
     }
 }
 
-/* A port of loopback that is free now; the servers behind proxies listen on it. */
-static void free_port(char out[64])
-{
-    tu_proxy *p = tu_proxy_new(&(tu_proxy_options){0});
-    (void)snprintf(out, 64, "%s", tu_proxy_address(p));
-    tu_proxy_free(p);
-}
-
 static void start_cluster(cluster *c, bool net, uint64_t seed)
 {
     *c = (cluster){.faulty = net};
@@ -166,7 +151,8 @@ static void start_cluster(cluster *c, bool net, uint64_t seed)
                                                              .delay_permille = 50,
                                                              .delay_ms = 10,
                                                              .cut_permille = 10});
-            free_port(c->address[i]);
+            /* free, as this process alone uses the host */
+            (void)snprintf(c->address[i], sizeof c->address[i], "%s:%d", tu_host(), 20000 + i);
             tu_proxy_set_target(c->proxies[i], c->address[i]);
         }
         start_server(c, i);

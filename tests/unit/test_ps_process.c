@@ -6,6 +6,8 @@
 #include "client/client.h"
 #include "ps_server/ps_rocks.h"
 
+#include "tests/util/tu_host.h"
+
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -86,7 +88,7 @@ static void start_server(cluster *c, int i)
     (void)snprintf(index, sizeof index, "%d", i);
     char listen[64];
     (void)snprintf(listen, sizeof listen, "%s",
-                   c->address[i][0] == '\0' ? "127.0.0.1:0" : c->address[i]);
+                   c->address[i][0] == '\0' ? tu_host_any_port() : c->address[i]);
     char *argv[] = {binary, "--index",       index,         "--servers",  "2", "--listen",
                     listen, "--coordinator", c->address[0], "--data-dir", dir, "--ready-fd",
                     "3",    "--journal-cap", "1MiB",        NULL};

@@ -5,6 +5,8 @@
 
 #include "rpc/rpc_int.h"
 
+#include "tests/util/tu_host.h"
+
 #include <inttypes.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -120,8 +122,8 @@ static int set_up(void **state)
     rpc_env_options opt = {.n_queues = 2, .n_workers = 2};
     (void)pthread_mutex_init(&w->lock, NULL);
     assert_int_equal(rpc_env_new(&opt, &w->env, &err), BD_OK);
-    start_server(w, "127.0.0.1:0");
-    (void)snprintf(w->target, sizeof w->target, "127.0.0.1:%d", rpc_server_port(w->server));
+    start_server(w, tu_host_any_port());
+    (void)snprintf(w->target, sizeof w->target, "%s:%d", tu_host(), rpc_server_port(w->server));
     rpc_channel_options chopt = {.name = "ps-1"};
     assert_int_equal(rpc_channel_new(w->env, w->target, &chopt, &w->ch, &err), BD_OK);
     assert_int_equal(rpc_channel_new(w->env, w->target, NULL, &w->self, &err), BD_OK);
@@ -210,9 +212,12 @@ static void a_late_answer_is_a_timeout_and_the_server_learns_of_it(void **state)
     world *w = *state;
     bd_err err = BD_ERR_INIT;
     bd_chain reply = {0};
-    rpc_call_options brief = {.deadline_ms = 50};
+    /* connected first, and long enough that the call has reached the server by then */
+    rpc_call_options brief = {.deadline_ms = 1000};
+    assert_int_equal(call(w, "/t.T/Echo", "x", 1, &plain, &reply, &err), BD_OK);
+    bd_chain_deinit(&reply);
     assert_int_equal(call(w, "/t.T/Until", "x", 1, &brief, &reply, &err), BD_E_TIMEOUT);
-    assert_non_null(strstr(err.text, "ps-1 /t.T/Until: no answer within 50 ms"));
+    assert_non_null(strstr(err.text, "ps-1 /t.T/Until: no answer within 1000 ms"));
     assert_int_equal(reply.n_bytes, 0);
     int64_t until = bd_mono_ns() + DEADLINE_MS * BD_NS_PER_MS;
     while (w->n_cancelled_seen == 0 && bd_mono_ns() < until) {
@@ -471,15 +476,17 @@ static void *stop_main(void *arg)
     return NULL;
 }
 
-/* Until the server stops: a new request is refused. */
+/* Until the server stops: a new request is refused. One that crosses the stop on its way may be
+ * neither served nor refused by gRPC until the grace is over: it is given up, and another tried. */
 static void wait_refused(world *w)
 {
+    static const rpc_call_options brief = {.deadline_ms = 1000};
     int64_t until = bd_mono_ns() + DEADLINE_MS * BD_NS_PER_MS;
     bd_status rc = BD_OK;
-    while (rc == BD_OK && bd_mono_ns() < until) {
+    while ((rc == BD_OK || rc == BD_E_TIMEOUT) && bd_mono_ns() < until) {
         bd_err err = BD_ERR_INIT;
         bd_chain reply = {0};
-        rc = call(w, "/t.T/Echo", "x", 1, &plain, &reply, &err);
+        rc = call(w, "/t.T/Echo", "x", 1, &brief, &reply, &err);
         bd_chain_deinit(&reply);
     }
     assert_int_equal(rc, BD_E_UNAVAILABLE);
@@ -491,8 +498,9 @@ static void stop_lets_open_requests_finish(void **state)
     world *w = *state;
     result r = RESULT_INIT;
     pthread_t t;
-    stopper s = {w->server, DEADLINE_MS};
-    start(w, "/t.T/Hold", &plain, &r, NULL);
+    static const rpc_call_options patient = {.deadline_ms = 6 * DEADLINE_MS};
+    stopper s = {w->server, 6 * DEADLINE_MS};
+    start(w, "/t.T/Hold", &patient, &r, NULL);
     wait_held(w, 1);
     assert_int_equal(pthread_create(&t, NULL, stop_main, &s), 0);
     wait_refused(w);

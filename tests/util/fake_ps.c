@@ -8,6 +8,8 @@
 #include "proto/px_pack.h"
 #include "rpc/rpc_store.h"
 
+#include "tests/util/tu_host.h"
+
 #include <braid/v1/parameter_server.pb-c.h>
 #include <pthread.h>
 #include <stddef.h>
@@ -659,7 +661,7 @@ void fake_ps_start(fake_ps *f, size_t i)
         BD_ASSERT(false);
     }
     s->rpc = rpc;
-    (void)snprintf(s->address, sizeof s->address, "127.0.0.1:%d", rpc_server_port(rpc));
+    (void)snprintf(s->address, sizeof s->address, "%s:%d", tu_host(), rpc_server_port(rpc));
 }
 
 void fake_ps_kill(fake_ps *f, size_t i)
@@ -688,7 +690,8 @@ fake_ps *fake_ps_new(rpc_env *env, size_t n_servers)
     for (size_t i = 0; i < n_servers; i++) {
         f->servers[i].f = f;
         f->servers[i].idx = i;
-        (void)snprintf(f->servers[i].address, sizeof f->servers[i].address, "127.0.0.1:0");
+        (void)snprintf(f->servers[i].address, sizeof f->servers[i].address, "%s",
+                       tu_host_any_port());
         fake_ps_start(f, i);
     }
     return f;

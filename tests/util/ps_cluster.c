@@ -2,6 +2,8 @@
 
 #include "ps_server/ps_rocks.h"
 
+#include "tests/util/tu_host.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +29,7 @@ void ps_cluster_start_server(ps_cluster *c, size_t i)
     ps_options opt = {.index = (int64_t)i,
                       .servers = (int64_t)c->n,
                       .coordinator = c->address[0],
-                      .listen = c->address[i][0] == '\0' ? "127.0.0.1:0" : c->address[i],
+                      .listen = c->address[i][0] == '\0' ? tu_host_any_port() : c->address[i],
                       .advertise = "",
                       .data_dir = dir,
                       .restore_from = c->dir,

@@ -6,6 +6,7 @@
 #include "client/cl_int.h"
 #include "ps_server/ps_rocks.h"
 
+#include "tests/util/tu_host.h"
 #include "tests/util/tu_shard.h"
 
 #include <stdio.h>
@@ -36,7 +37,7 @@ void tu_cluster_start(tu_cluster *c, size_t i)
     ps_options opt = c->opt;
     opt.index = (int64_t)i;
     opt.coordinator = c->address[0];
-    opt.listen = c->address[i][0] == '\0' ? "127.0.0.1:0" : c->address[i];
+    opt.listen = c->address[i][0] == '\0' ? tu_host_any_port() : c->address[i];
     opt.data_dir = dir;
     tu_must(ps_server_start(&opt, &c->servers[i], &err), &err);
     (void)snprintf(c->address[i], sizeof c->address[i], "%s", ps_server_address(c->servers[i]));

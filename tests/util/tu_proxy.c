@@ -38,7 +38,7 @@ struct tu_proxy {
     tu_proxy_options opt;
     int listen_fd;
     char address[64];
-    _Atomic int target_port; /* 0: not set */
+    _Atomic uint64_t target; /* the IPv4 address, then 16 bits of port; 0: not set */
     _Atomic bool quit;
     _Atomic uint64_t cuts, delays;
     uint64_t draws; /* the thread's */
@@ -60,12 +60,12 @@ static bool draw(tu_proxy *p, uint32_t permille)
     return bd_rand_u64(p->opt.seed, 1, p->draws++) % 1000 < permille;
 }
 
-static int connect_to(int port)
+static int connect_to(uint64_t target)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
     struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_addr = {htonl(INADDR_LOOPBACK)},
-                            .sin_port = htons((uint16_t)port)};
+                            .sin_addr = {htonl((uint32_t)(target >> 16))},
+                            .sin_port = htons((uint16_t)target)};
     check(fd >= 0, "socket");
     if (connect(fd, (const struct sockaddr *)(const void *)&a, sizeof a) != 0) {
         (void)close(fd);
@@ -82,8 +82,8 @@ static void accept_one(tu_proxy *p)
     if (fd < 0) {
         return;
     }
-    int port = atomic_load(&p->target_port);
-    int out = port == 0 || p->n_pairs == MAX_PAIRS ? -1 : connect_to(port);
+    uint64_t target = atomic_load(&p->target);
+    int out = target == 0 || p->n_pairs == MAX_PAIRS ? -1 : connect_to(target);
     if (out < 0) { /* the server is away: so is the proxy */
         (void)close(fd);
         return;
@@ -222,8 +222,13 @@ const char *tu_proxy_address(const tu_proxy *p)
 void tu_proxy_set_target(tu_proxy *p, const char *target)
 {
     const char *colon = strrchr(target, ':');
-    check(colon != NULL, "target");
-    atomic_store(&p->target_port, (int)strtol(colon + 1, NULL, 10));
+    char host[32] = "";
+    struct in_addr at = {0};
+    if (colon != NULL) {
+        (void)snprintf(host, sizeof host, "%.*s", (int)(colon - target), target);
+    }
+    check(inet_pton(AF_INET, host, &at) == 1, "target");
+    atomic_store(&p->target, (uint64_t)ntohl(at.s_addr) << 16 | strtoul(colon + 1, NULL, 10));
 }
 
 uint64_t tu_proxy_cuts(tu_proxy *p)

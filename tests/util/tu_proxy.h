@@ -17,7 +17,8 @@ typedef struct tu_proxy_options {
     uint32_t cut_permille; /* of the pieces: lost, and both sides closed */
 } tu_proxy_options;
 
-/* Listens at once; connections are passed to `target` ("127.0.0.1:port") once it is set. */
+/* Listens at once; connections are passed to `target` ("127.0.0.1:port", or another IPv4 address)
+ * once it is set. */
 tu_proxy *tu_proxy_new(const tu_proxy_options *opt);
 const char *tu_proxy_address(const tu_proxy *p);
 void tu_proxy_set_target(tu_proxy *p, const char *target);
