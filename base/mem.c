@@ -26,13 +26,23 @@ void *bd_alloc(size_t n_bytes)
     return bd_fault_alloc_fails() ? NULL : counted(malloc(n_bytes == 0 ? 1 : n_bytes));
 }
 
+/* Sizes in this range are zeroed by writing: jemalloc's calloc zeroes a block that was used before by
+ * giving its pages back to the kernel, and each of them then costs one fault, or two when it is read
+ * first. Larger blocks may be meant to be touched in part only. */
+#define WRITE_ZEROS_FROM_BYTES ((size_t)16 << 10)
+#define WRITE_ZEROS_TO_BYTES   ((size_t)4 << 20)
+
 void *bd_calloc(size_t n, size_t size_bytes)
 {
     size_t total;
     if (!bd_mul_size(n, size_bytes, &total) || bd_fault_alloc_fails()) {
         return NULL;
     }
-    return counted(calloc(1, total == 0 ? 1 : total));
+    if (total < WRITE_ZEROS_FROM_BYTES || total > WRITE_ZEROS_TO_BYTES) {
+        return counted(calloc(1, total == 0 ? 1 : total));
+    }
+    void *p = counted(malloc(total));
+    return p == NULL ? NULL : memset(p, 0, total);
 }
 
 void *bd_realloc(void *p, size_t n_bytes)

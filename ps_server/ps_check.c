@@ -50,30 +50,40 @@ static size_t first_repeated(const uint64_t *keys, size_t n, uint32_t *slots, si
     return n;
 }
 
-/* Keys as clients send them, each slot's together: a few compares a key. False: not so, or a slot
- * has many keys, or a key is repeated. */
+/* A key among n others. */
+static bool is_among(uint64_t key, const uint64_t *keys, size_t n)
+{
+    bool same = false;
+    for (size_t i = 0; i < n; i++) {
+        same = same || keys[i] == key;
+    }
+    return same;
+}
+
+/* Keys as clients send them, each slot's together: a key is compared with those of its slot that
+ * share six bits of its hash, of which there is seldom one. False: not so, or a slot has many keys,
+ * or a key is repeated. */
 static bool are_distinct_runs(const uint64_t *keys, size_t n)
 {
     const size_t longest = 48;
-    uint64_t seen[PS_N_SLOTS / 64] = {0};
-    for (size_t at = 0, end; at < n; at = end) {
-        uint32_t slot = ps_slot_of_key(keys[at]);
-        for (end = at + 1; end < n && ps_slot_of_key(keys[end]) == slot; end++) {
-            uint64_t same = 0;
-            for (size_t i = at; i < end; i++) {
-                same |= keys[i] == keys[end];
-            }
-            if (same != 0) {
+    uint64_t seen[PS_N_SLOTS / 64] = {0}, bits = 0;
+    uint32_t slot = PS_N_SLOTS;
+    for (size_t i = 0, at = 0; i < n; i++) {
+        uint64_t mixed = bd_mix64(keys[i]), bit = 1ull << (mixed & 63);
+        uint32_t of_key = ps_slot_of_mixed(mixed);
+        if (of_key != slot) {
+            slot = of_key;
+            at = i;
+            bits = 0;
+            if ((seen[slot / 64] >> slot % 64 & 1) != 0) {
                 return false;
             }
-            if (end - at > longest) {
-                return false;
-            }
+            seen[slot / 64] |= 1ull << slot % 64;
         }
-        if ((seen[slot / 64] >> slot % 64 & 1) != 0) {
+        if (i - at > longest || ((bits & bit) != 0 && is_among(keys[i], keys + at, i - at))) {
             return false;
         }
-        seen[slot / 64] |= 1ull << slot % 64;
+        bits |= bit;
     }
     return true;
 }

@@ -8,7 +8,10 @@
 
 #include <string.h>
 
-#define GROUP PS_TABLE_GROUP
+#define GROUP       PS_TABLE_GROUP
+#define INDEX_AHEAD 16u /* keys between asking for an index entry and reading it */
+#define ROW_AHEAD   12u /* and for a row */
+_Static_assert(INDEX_AHEAD + ROW_AHEAD < GROUP, "what is under way of one key has a place");
 
 ps_table *ps_table_new(const ps_spec *spec, ps_budget *budget)
 {
@@ -191,25 +194,51 @@ static const float *next_gradient(gradients *g)
     return row;
 }
 
-static void apply_run(ps_table *t, ps_rows *r, const uint64_t *keys, gradients *grads, size_t n,
-                      const ps_apply *a, const float *hyper)
-{
-    const ps_spec *spec = &t->spec;
-    const num_row_form form = {spec->opt, spec->dtype, spec->dim};
+/* Where an update of one stripe's keys stands: rows[i % GROUP] is that of key i, whose lines are on
+ * their way. */
+typedef struct updating {
+    ps_table *t;
+    ps_rows *r;
+    const uint64_t *keys;
+    gradients *grads;
+    const ps_apply *a;
+    const float *hyper;
+    uint64_t mixed[GROUP];
     uint32_t rows[GROUP];
-    for (size_t g = 0; g < n; g += GROUP) {
-        size_t m = n - g < GROUP ? n - g : GROUP;
-        ps_find_group(r, keys + g, m, r->stride_bytes, rows);
-        for (size_t i = 0; i < m; i++) {
-            uint32_t row = ps_table_row_for(t, r, rows[i], keys[g + i], a->seq.n);
-            const float *grad = next_gradient(grads);
-            if (row == PS_NO_ROW) {
-                continue;
-            }
-            num_row_update(&form, hyper, ps_rows_at(r, row), grad, draw_of(spec, keys[g + i], a),
-                           t->scratch);
-            count_push(ps_rows_meta(r, row));
-            ps_table_stamp(r, row, a);
+} updating;
+
+static void update_one(updating *u, size_t i)
+{
+    const ps_spec *spec = &u->t->spec;
+    const num_row_form form = {spec->opt, spec->dtype, spec->dim};
+    uint64_t key = u->keys[i];
+    uint32_t row = ps_table_row_for(u->t, u->r, u->rows[i % GROUP], key, u->a->seq.n);
+    const float *grad = next_gradient(u->grads);
+    if (row == PS_NO_ROW) {
+        return;
+    }
+    num_row_update(&form, u->hyper, ps_rows_at(u->r, row), grad, draw_of(spec, key, u->a),
+                   u->t->scratch);
+    count_push(ps_rows_meta(u->r, row));
+    ps_table_stamp(u->r, row, u->a);
+}
+
+/* Under one lock no row of these keys moves or comes but by update_one, so what is found ahead
+ * stays true: keys are distinct. */
+static void apply_run(updating *u, size_t n)
+{
+    for (size_t i = 0; i < n + INDEX_AHEAD + ROW_AHEAD; i++) {
+        size_t f = i - INDEX_AHEAD, c = f - ROW_AHEAD; /* below 0: huge */
+        if (i < n) {
+            u->mixed[i % GROUP] = bd_mix64(u->keys[i]);
+            ps_rows_prefetch(u->r, u->mixed[i % GROUP]);
+        }
+        if (f < n) {
+            u->rows[f % GROUP] = ps_rows_find(u->r, u->keys[f], u->mixed[f % GROUP]);
+            ps_row_prefetch(u->r, u->rows[f % GROUP], u->r->stride_bytes);
+        }
+        if (c < n) {
+            update_one(u, c);
         }
     }
 }
@@ -219,13 +248,16 @@ static void apply_all(ps_table *t, const uint64_t *keys, gradients *grads, size_
 {
     float hyper[NUM_OPTIM_MAX_HYPER];
     uint32_t s = 0;
+    updating u = {.t = t, .grads = grads, .a = a, .hyper = hyper};
     memcpy(hyper, t->spec.hyper, sizeof hyper);
     hyper[0] = (float)((double)hyper[0] * a->lr_scale);
     for (size_t at = 0, end; at < n; at = end) {
         end = ps_run_end(keys, n, at, &s);
         ps_stripe *st = &t->stripes[s];
         ps_stripe_write_lock(st);
-        apply_run(t, &st->rows, keys + at, grads, end - at, a, hyper);
+        u.r = &st->rows;
+        u.keys = keys + at;
+        apply_run(&u, end - at);
         ps_stripe_unlock(st);
     }
 }

@@ -21,10 +21,15 @@
 #define PS_MAX_PARTS        65536u
 #define PS_MAX_REQUEST_KEYS (1u << 20)
 
-/* key -> slot: the top 12 bits of mix64(key). Public: clients partition by it. */
+/* key -> slot: the top 12 bits of mix64(key). Public: clients partition by it. mixed =
+ * bd_mix64(key). */
+static inline uint32_t ps_slot_of_mixed(uint64_t mixed)
+{
+    return (uint32_t)(mixed >> 52);
+}
 static inline uint32_t ps_slot_of_key(uint64_t key)
 {
-    return (uint32_t)(bd_mix64(key) >> 52);
+    return ps_slot_of_mixed(bd_mix64(key));
 }
 /* Keys grouped by slot are grouped by stripe as well. mixed = bd_mix64(key). */
 static inline uint32_t ps_stripe_of_mixed(uint64_t mixed)

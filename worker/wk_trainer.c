@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/num/vec.h"
 
 #include "tape/ops.h"
 #include "worker/wk_reducer.h"
@@ -59,16 +60,6 @@ static bd_status on_dense_part(void *user, tp_tensor *leaf, size_t n_elems, tp_e
     return rc == BD_OK ? ring_reducer_ready_upto(h->t->reducer, h->idx, n_elems, err) : rc;
 }
 
-/* x - x is 0 for finite x and NaN else; summed, the loop has no branch. */
-static bool all_finite(const float *x, size_t n)
-{
-    float sum = 0;
-    for (size_t i = 0; i < n; i++) {
-        sum += x[i] - x[i];
-    }
-    return sum == 0;
-}
-
 /* The leaf of a table's rows: its gradient goes into the context, and so to the servers. */
 static bd_status on_rows_ready(void *user, tp_tensor *leaf, tp_event ready, bd_err *err)
 {
@@ -79,7 +70,7 @@ static bd_status on_rows_ready(void *user, tp_tensor *leaf, tp_event ready, bd_e
         return rc;
     }
     const float *grads = tp_f32(leaf->grad);
-    if (!all_finite(grads, leaf->n_elems) && t->bad.code == BD_OK) {
+    if (!num_all_finite(grads, leaf->n_elems) && t->bad.code == BD_OK) {
         (void)bd_err_set(&t->bad, BD_E_NUMERIC, "gradient of table %s on rank %d is not finite",
                          t->net->tables[h->idx].name, ring_rank(t->ring));
     }

@@ -38,6 +38,25 @@ static void blocks_are_counted(void **state)
     assert_int_equal(bd_mem_live_blocks(), before);
 }
 
+/* Whatever its size, also where the block was used before. */
+static void zeroed_blocks_are_zero(void **state)
+{
+    (void)state;
+    for (size_t n = 1; n <= (size_t)16 << 20; n *= 2) {
+        for (size_t more = 0; more < 2; more++) {
+            uint8_t *dirty = bd_alloc(n + more);
+            assert_non_null(dirty);
+            memset(dirty, 0xff, n + more);
+            bd_free(dirty);
+            uint8_t *p = bd_calloc(n + more, 1);
+            assert_non_null(p);
+            assert_int_equal(p[0], 0);
+            assert_memory_equal(p, p + 1, n + more - 1);
+            bd_free(p);
+        }
+    }
+}
+
 static void the_nth_allocation_fails_once(void **state)
 {
     (void)state;
@@ -279,6 +298,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_are_counted),
+        cmocka_unit_test(zeroed_blocks_are_zero),
         cmocka_unit_test(the_nth_allocation_fails_once),
         cmocka_unit_test(overflow_is_seen),
         cmocka_unit_test(arrays_grow_and_keep_their_items),

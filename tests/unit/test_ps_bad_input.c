@@ -164,6 +164,20 @@ static void repeated_key(raw_push *p)
 {
     memcpy(p->keys->bytes + 8, p->keys->bytes, 8);
 }
+/* Its slot has another key between the two. */
+static void repeated_in_slot(raw_push *p)
+{
+    uint64_t *keys = (uint64_t *)(void *)p->keys->bytes, other = keys[0] + 1;
+    while (ps_slot_of_key(other) != ps_slot_of_key(keys[0])) {
+        other++;
+    }
+    keys[1] = other;
+    keys[2] = keys[0];
+}
+static void repeated_far_away(raw_push *p)
+{
+    memcpy(p->keys->bytes + 9 * sizeof(uint64_t), p->keys->bytes, sizeof(uint64_t));
+}
 static void foreign_key(raw_push *p)
 {
     keys_of(1, (uint64_t *)(void *)p->keys->bytes, 1);
@@ -214,6 +228,8 @@ static void bad_pushes_are_named_and_change_nothing(void **state)
         {"wrong dim", wrong_dim, BD_E_MISMATCH, "\"t\" has dim 4"},
         {"too few numbers", too_few_numbers, BD_E_INVALID, "\"t\""},
         {"repeated key", repeated_key, BD_E_INVALID, "repeated"},
+        {"repeated in its slot", repeated_in_slot, BD_E_INVALID, "repeated"},
+        {"repeated far away", repeated_far_away, BD_E_INVALID, "repeated"},
         {"foreign key", foreign_key, BD_E_MOVED, "is not on server 0"},
         {"NaN", nan_gradient, BD_E_NUMERIC, "element 2 is nan"},
         {"infinity", infinite_gradient, BD_E_NUMERIC, "element 2 is -inf"},

@@ -86,6 +86,43 @@ static void every_key_is_legal(void **state)
     ps_table_free(t);
 }
 
+/* Rows are found well before they are updated, so what a batch leaves must be what its keys leave
+ * one by one: with rows, without, and with this very record already (a replay), at every length. */
+static void a_batch_is_its_keys_one_by_one(void **state)
+{
+    (void)state;
+    enum { MOST = 200 };
+    ps_spec s = make_spec("t", DIM, "uniform", "adagrad");
+    uint64_t keys[MOST], n_keys = 0;
+    float grads[MOST * DIM];
+    for (uint64_t k = 0; n_keys < MOST; k++) { /* long runs of two stripes */
+        if (ps_stripe_of_key(k) == (n_keys < MOST / 2 ? 3 : 40)) {
+            keys[n_keys++] = k;
+        }
+    }
+    for (size_t i = 0; i < MOST * (size_t)DIM; i++) {
+        grads[i] = (float)(i + 1) * 0.001f;
+    }
+    for (size_t n = 1; n <= MOST; n++) {
+        ps_table *batch = ps_table_new(&s, NULL), *single = ps_table_new(&s, NULL);
+        for (size_t i = 0; i < n; i += 2) {
+            uint64_t seq = i % 3 == 0 ? 2 : 1;
+            push(batch, keys + i, grads + i * DIM, 1, seq);
+            push(single, keys + i, grads + i * DIM, 1, seq);
+        }
+        push(batch, keys, grads, n, 2);
+        for (size_t i = n; i > 0; i--) {
+            push(single, keys + i - 1, grads + (i - 1) * DIM, 1, 2);
+        }
+        uint64_t n_batch = 0, n_single = 0;
+        assert_int_equal(ps_table_hash(batch, &n_batch), ps_table_hash(single, &n_single));
+        assert_int_equal(n_batch, n);
+        assert_int_equal(n_single, n);
+        ps_table_free(batch);
+        ps_table_free(single);
+    }
+}
+
 /* The hash does not depend on the order in which rows came, and knows every bit. */
 static void hash_is_free_of_order(void **state)
 {
@@ -503,6 +540,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_key_is_legal),
+        cmocka_unit_test(a_batch_is_its_keys_one_by_one),
         cmocka_unit_test(hash_is_free_of_order),
         cmocka_unit_test(first_rows_are_pure),
         cmocka_unit_test(push_is_one_optimiser_step),
