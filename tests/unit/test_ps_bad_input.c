@@ -43,7 +43,7 @@ static int start(void **state)
     memset(&fx, 0, sizeof fx);
     tu_cluster_init(&fx.c, 2);
     tu_cluster_start_all(&fx.c);
-    tu_rank_open(&fx.r, &fx.c, "bad", 10000);
+    tu_rank_open(&fx.r, &fx.c, "bad", 120000);
     cl_job job = {.epoch = 1, .world = 1, .consistency = CL_ASYNC};
     tu_must(cl_job_open(fx.r.client, &job, NULL, 1, &err), &err);
     cl_job_join(fx.r.client, &job);
