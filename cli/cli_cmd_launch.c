@@ -6,6 +6,7 @@
 #include "cli/cli_cmd.h"
 #include "cli/cli_host.h"
 #include "cli/cli_offline.h"
+#include "cli/cli_torch.h"
 #include "rpc/rpc_security_opt.h"
 #include "rpc/rpc_store.h"
 
@@ -21,7 +22,7 @@
 enum { DEFAULT_PORT = 29400, STORE_WAIT_BEATS = 6, STORE_WAIT_MIN_MS = 3000 };
 
 typedef struct launch_flags {
-    const char *nnodes, *nproc_per_node, *rdzv_backend, *rdzv_endpoint, *rdzv_id;
+    const char *nnodes, *nproc_per_node, *rdzv_backend, *rdzv_endpoint, *rdzv_id, *rdzv_conf;
     const char *master_addr, *local_addr, *role, *log_dir, *redirects, *tee;
     const char *module, *coordinator;
     int64_t node_rank, master_port, max_restarts;
@@ -52,6 +53,9 @@ static const bd_opt table[] = {
      "braid (also c10d, as a name): meet at rdzv_endpoint; etcd (also etcd-v2): in etcd; static: "
      "nobody meets, ranks come from node_rank, and a failure on one host is the others' to notice; "
      "auto: braid with an endpoint, else static."},
+    {"rdzv_conf", BD_OPT_STR, AT(rdzv_conf), "", 0, 0, NULL,
+     "torchrun's form of other options, KEY=VALUE,...: join_timeout (also timeout), "
+     "last_call_timeout, keep_alive_interval (seconds), rank, cacert, cert, key."},
     {"standalone", BD_OPT_BOOL, AT(standalone), "false", 0, 0, NULL,
      "One host, whatever else is said of hosts."},
     {"master_addr", BD_OPT_STR, AT(master_addr), "", 0, 0, NULL,
@@ -67,8 +71,9 @@ static const bd_opt table[] = {
     {"last_call", BD_OPT_DURATION_MS, AT(last_call), "30s", 0, 86400000, NULL,
      "MIN:MAX: how long more hosts are waited for when MIN are there."},
     {"monitor_interval", BD_OPT_DURATION_MS, AT(monitor_interval), "5s", 400, 3600000, NULL,
-     "Between a launcher's signs of life; three missed ones and its host is lost. A place to meet "
-     "that is away is waited for six times as long."},
+     "Between a launcher's signs of life (without a unit: seconds, at least 0.4 of them); three "
+     "missed ones and its host is lost. A place to meet that is away is waited for six "
+     "times as long."},
     {"role", BD_OPT_STR, AT(role), "default", 0, 0, NULL, "What ranks get as ROLE_NAME."},
     {"log_dir", BD_OPT_STR, AT(log_dir), "", 0, 0, NULL,
      "Folder of redirects and tee: <rdzv_id>/attempt_<restarts>/<rank>/stdout.log and stderr.log."},
@@ -95,105 +100,11 @@ static const bd_opt table[] = {
 };
 enum { N_OPTIONS = sizeof table / sizeof table[0] };
 
-/* ---- the command line ---- */
-static const struct {
-    const char *brief, *full;
-} briefs[] = {{"-r", "--redirects"}, {"-t", "--tee"}, {"-m", "--module"}};
-
-static const bd_opt *row_of(const char *flag)
-{
-    size_t n = strcspn(flag, "=");
-    for (size_t i = 0; i < N_OPTIONS; i++) {
-        bool same = strlen(table[i].key) == n;
-        for (size_t k = 0; same && k < n; k++) {
-            same = table[i].key[k] == (flag[k] == '-' ? '_' : flag[k]);
-        }
-        if (same) {
-            return &table[i];
-        }
-    }
-    return NULL;
-}
-
-/* How many of argv (from 1) are ours: the first word that is no option is the program. */
-static int count_own(int argc, char **argv)
-{
-    int i = 1;
-    for (; i < argc && argv[i][0] == '-'; i++) {
-        if (strcmp(argv[i], "--") == 0) {
-            return i;
-        }
-        bool module = strcmp(argv[i], "-m") == 0;
-        const char *flag = argv[i][1] == '-' ? argv[i] + 2 : "";
-        for (size_t b = 0; b < sizeof briefs / sizeof briefs[0]; b++) {
-            flag = strcmp(argv[i], briefs[b].brief) == 0 ? briefs[b].full + 2 : flag;
-        }
-        const bd_opt *row = row_of(flag);
-        i += row != NULL && row->type != BD_OPT_BOOL && strchr(flag, '=') == NULL ? 1 : 0;
-        if (module) {
-            return i + 1;
-        }
-    }
-    return i < argc ? i : argc;
-}
-
-static bd_status load_variable(bd_options *o, const char *prefix, const char *key, bd_err *err)
-{
-    char name[64];
-    size_t n = (size_t)snprintf(name, sizeof name, "%s%s", prefix, key);
-    for (size_t k = 0; k < n && k < sizeof name; k++) {
-        bool lower = name[k] >= 'a' && name[k] <= 'z';
-        name[k] = (char)(lower ? name[k] - 'a' + 'A' : name[k]);
-    }
-    const char *v = getenv(name); // NOLINT(concurrency-mt-unsafe): before any thread
-    return v == NULL || v[0] == '\0' ? BD_OK : bd_options_set_env(o, key, v, name, err);
-}
-
-/* PET_<KEY> of every option, as torchrun has it; certificates and tokens also as BRAID_<KEY>. */
-static bd_status load_env(bd_options *o, bd_err *err)
-{
-    bd_status rc = BD_OK;
-    for (size_t i = 0; rc == BD_OK && i < N_OPTIONS; i++) {
-        const char *key = table[i].key;
-        bool secret = strncmp(key, "tls_", 4) == 0 || strncmp(key, "token", 5) == 0;
-        rc = load_variable(o, "PET_", key, err);
-        if (rc == BD_OK && secret) {
-            rc = load_variable(o, "BRAID_", key, err);
-        }
-    }
-    return rc;
-}
-
-static bd_status load_flags(bd_options *o, int n_own, char **argv, bd_err *err)
-{
-    bd_status rc = load_env(o, err);
-    char **own = bd_calloc((size_t)n_own + 1, sizeof *own); /* what is parsed is moved about */
-    if (own == NULL) {
-        return bd_err_set(err, BD_E_NOMEM, "command line");
-    }
-    for (int i = 0; i < n_own; i++) {
-        own[i] = argv[i];
-        for (size_t b = 0; b < sizeof briefs / sizeof briefs[0]; b++) {
-            union { /* argv is not written to */
-                const char *in;
-                char *out;
-            } full = {.in = briefs[b].full};
-            own[i] = strcmp(argv[i], briefs[b].brief) == 0 ? full.out : own[i];
-        }
-    }
-    rc = rc == BD_OK ? bd_options_load_args(o, &n_own, own, err) : rc;
-    rc = rc == BD_OK ? bd_options_check(o, err) : rc;
-    if (rc == BD_OK && n_own > 1) {
-        rc = bd_err_set(err, BD_E_USAGE, "launch: what is \"%.200s\" for?", own[1]);
-    }
-    bd_free(own);
-    return rc;
-}
-
 /* ---- what it means ---- */
 typedef struct plan {
     launch_flags flags;
-    char *guard; /* owned */
+    char *guard;      /* owned */
+    bool module_next; /* the program's word is the module */
     cli_args argv, env;
     int min_nodes, max_nodes, n_ranks;
     int redirects[CLI_AGENT_MAX_RANKS], tee[CLI_AGENT_MAX_RANKS];
@@ -222,6 +133,12 @@ static bd_status parse_nodes(plan *p, bd_err *err)
         return bd_err_set(err, BD_E_USAGE, "nnodes: \"%.64s\" is not N or MIN:MAX (1 to %d)", text,
                           CLI_RDZV_MAX_NODES);
     }
+    const char *port = strrchr(p->flags.rdzv_endpoint, ':');
+    bool any_port = port != NULL && strcmp(port, ":0") == 0;
+    if (any_port && max > 1 && !p->flags.standalone) {
+        return bd_err_set(err, BD_E_USAGE, "rdzv_endpoint: port 0, which other hosts cannot know");
+    }
+    p->flags.standalone = p->flags.standalone || any_port; /* torchrun's localhost:0 */
     p->min_nodes = p->flags.standalone ? 1 : (int)min;
     p->max_nodes = p->flags.standalone ? 1 : (int)max;
     return BD_OK;
@@ -352,7 +269,12 @@ static bd_status parse_backend(plan *p, bd_err *err)
 /* The program, and python3 before a script. */
 static bd_status find_program(plan *p, int argc, char **argv, bd_err *err)
 {
-    const launch_flags *f = &p->flags;
+    launch_flags *f = &p->flags;
+    if (p->module_next && argc > 0) {
+        f->module = argv[0];
+        argc--;
+        argv++;
+    }
     bool module = f->module[0] != '\0';
     if (argc == 0 && !module) {
         return bd_err_set(err, BD_E_USAGE, "launch: no program is given; `braid help launch`");
@@ -555,7 +477,6 @@ static bd_status run(int argc, char **argv, const cli_io *io, int *exit_code, bd
 {
     plan *p = bd_calloc(1, sizeof *p);
     bd_options o;
-    int n_own = count_own(argc, argv);
     *exit_code = BD_EXIT_OK;
     if (p == NULL) {
         return bd_err_set(err, BD_E_NOMEM, "launch");
@@ -565,7 +486,8 @@ static bd_status run(int argc, char **argv, const cli_io *io, int *exit_code, bd
         bd_free(p);
         return rc;
     }
-    rc = load_flags(&o, n_own, argv, err);
+    int n_own = cli_torch_count_own(&o, argc, argv);
+    rc = cli_torch_load(&o, n_own, argv, &p->module_next, err);
     n_own += n_own < argc && strcmp(argv[n_own], "--") == 0;
     static bd_status (*const steps[])(plan *, bd_err *) = {parse_nodes, parse_ranks, parse_output,
                                                            parse_backend};

@@ -34,7 +34,7 @@ _braid() {
     esac
     ;;
   launch)
-    flags="--help --nnodes --nproc-per-node --node-rank --rdzv-endpoint --rdzv-id --rdzv-backend --standalone --master-addr --master-port --local-addr --max-restarts --join-timeout --last-call --monitor-interval --role --log-dir --redirects --tee --local-ranks-filter --module --no-python --coordinator --allow-insecure --tls-client-auth --tokens-file --tls-ca --tls-cert --tls-key --tls-server-name --token-file"
+    flags="--help --nnodes --nproc-per-node --node-rank --rdzv-endpoint --rdzv-id --rdzv-backend --rdzv-conf --standalone --master-addr --master-port --local-addr --max-restarts --join-timeout --last-call --monitor-interval --role --log-dir --redirects --tee --local-ranks-filter --module --no-python --coordinator --allow-insecure --tls-client-auth --tokens-file --tls-ca --tls-cert --tls-key --tls-server-name --token-file"
     case $prev in
     --nnodes) files=1 ;;
     --nproc-per-node) files=1 ;;
@@ -42,6 +42,7 @@ _braid() {
     --rdzv-endpoint) files=1 ;;
     --rdzv-id) files=1 ;;
     --rdzv-backend) words="auto static braid c10d etcd etcd-v2" ;;
+    --rdzv-conf) files=1 ;;
     --master-addr) files=1 ;;
     --master-port) return ;;
     --local-addr) files=1 ;;

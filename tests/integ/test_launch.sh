@@ -45,6 +45,11 @@ braid launch --nproc-per-node 3 --local-ranks-filter 2 sh -c 'echo only $RANK'
 check "a filter of ranks" test "$(cat "$out")" = "only 2"
 braid launch --nnodes 2 --node-rank 1 --master-addr h0 --master-port 77 --nproc-per-node 2 sh -c 'echo $RANK/$WORLD_SIZE $MASTER_ADDR $MASTER_PORT'
 check "static: ranks by node_rank" out_says '^2/4 h0 77$'
+braid launch --nnodes 1 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint localhost:0 --monitor-interval 5 \
+  --rdzv-conf timeout=60,last_call_timeout=1 --start-method spawn --event-log-handler null --max-restarts 0 sh -c 'echo $RANK/$WORLD_SIZE'
+check "torchrun's own forms" test "$(sort "$out" | tr '\n' ' ')" = "0/2 1/2 "
+braid launch -m --nproc-per-node 1 site --user-base
+check "-m as a flag" exits 0
 
 # ---- failures on one host ----
 braid launch --nproc-per-node 2 sh -c '[ $RANK = 0 ] && exec sleep 60; echo "error: no luck" >&2; exit 7'
@@ -58,7 +63,7 @@ braid launch --max-restarts 2 sh -c 'echo try $TORCHELASTIC_RESTART_COUNT; [ $TO
 check "well at the last try" exits 0
 check "three tries" test "$(grep -c '^try' "$out")" = 3
 check "restarts are told" err_says 'all ranks are started again \(restart 2 of at most 2\)'
-for bad in "--nnodes 2:1" "--nproc-per-node many" "--tee 4" "--nnodes 2" "--rdzv-backend etcd" "--max-restarts 1 --nnodes 2 --node-rank 0 --master-addr x" "--rdzv-endpoint a:b"; do
+for bad in "--nnodes 2:1" "--nproc-per-node many" "--tee 4" "--nnodes 2" "--rdzv-backend etcd" "--max-restarts 1 --nnodes 2 --node-rank 0 --master-addr x" "--rdzv-endpoint a:b" "--run-path" "--start-method thread" "--rdzv-conf is_host=1" "--nnodes 2 --rdzv-endpoint localhost:0" "--nproc-per-node xpu"; do
   # shellcheck disable=SC2086
   braid launch $bad true
   check "$bad is wrong usage" exits 2
