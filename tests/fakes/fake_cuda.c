@@ -1,4 +1,5 @@
-/* Streams as threads with a queue; events as two counters. One lock for all of it: tests are small.
+/* Streams as threads with a queue; events as two counters. One lock for all of it, for tests are small, but
+ * each wakes its own waiters only, for a group of 8 has many.
  * Plain malloc, so that allocation faults hit the code under test only. */
 #include "base/fault.h"
 
@@ -23,16 +24,17 @@ struct CUstream_st {
     task *tail;
     bool is_busy;
     bool must_stop;
+    pthread_cond_t changed;
 };
 
 struct CUevent_st {
     uint64_t n_recorded;
     uint64_t n_happened;
     int refs; /* the owner, and what is queued */
+    pthread_cond_t happened;
 };
 
 static pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t g_changed = PTHREAD_COND_INITIALIZER;
 static atomic_long g_live;
 static atomic_int g_broken;
 static _Thread_local int g_device;
@@ -190,7 +192,7 @@ static void *stream_main(void *arg)
     (void)pthread_mutex_lock(&g_lock);
     for (;;) {
         while (s->head == NULL && !s->must_stop) {
-            (void)pthread_cond_wait(&g_changed, &g_lock);
+            (void)pthread_cond_wait(&s->changed, &g_lock);
         }
         task *t = s->head;
         if (t == NULL) {
@@ -204,7 +206,7 @@ static void *stream_main(void *arg)
         free(t);
         (void)pthread_mutex_lock(&g_lock);
         s->is_busy = false;
-        (void)pthread_cond_broadcast(&g_changed);
+        (void)pthread_cond_broadcast(&s->changed);
     }
     (void)pthread_mutex_unlock(&g_lock);
     return NULL;
@@ -220,7 +222,7 @@ static void push_locked(cudaStream_t s, void (*run)(void *arg), void *arg)
     t->arg = arg;
     *(s->tail == NULL ? &s->head : &s->tail->next) = t;
     s->tail = t;
-    (void)pthread_cond_broadcast(&g_changed);
+    (void)pthread_cond_broadcast(&s->changed);
 }
 
 void fake_gpu_push(cudaStream_t s, void (*run)(void *arg), void *arg)
@@ -235,7 +237,12 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
     (void)flags;
     MAY_FAIL("cudaStreamCreateWithFlags", cudaErrorUnknown);
     cudaStream_t fresh = calloc(1, sizeof *fresh);
-    if (fresh == NULL || pthread_create(&fresh->thread, NULL, stream_main, fresh) != 0) {
+    if (fresh == NULL) {
+        return cudaErrorMemoryAllocation;
+    }
+    (void)pthread_cond_init(&fresh->changed, NULL);
+    if (pthread_create(&fresh->thread, NULL, stream_main, fresh) != 0) {
+        (void)pthread_cond_destroy(&fresh->changed);
         free(fresh);
         return cudaErrorMemoryAllocation;
     }
@@ -249,9 +256,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
     (void)pthread_mutex_lock(&g_lock);
     s->must_stop = true;
-    (void)pthread_cond_broadcast(&g_changed);
+    (void)pthread_cond_broadcast(&s->changed);
     (void)pthread_mutex_unlock(&g_lock);
     (void)pthread_join(s->thread, NULL);
+    (void)pthread_cond_destroy(&s->changed);
     free(s);
     fake_gpu_count(-1);
     return cudaSuccess;
@@ -261,7 +269,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     (void)pthread_mutex_lock(&g_lock);
     while (s->head != NULL || s->is_busy) {
-        (void)pthread_cond_wait(&g_changed, &g_lock);
+        (void)pthread_cond_wait(&s->changed, &g_lock);
     }
     (void)pthread_mutex_unlock(&g_lock);
     return cudaSuccess;
@@ -309,6 +317,7 @@ typedef struct mark {
 static void unref_locked(cudaEvent_t e)
 {
     if (--e->refs == 0) {
+        (void)pthread_cond_destroy(&e->happened);
         free(e);
     }
 }
@@ -330,9 +339,9 @@ static void run_record(void *arg)
     (void)pthread_mutex_lock(&g_lock);
     if (m->event->n_happened < m->count) {
         m->event->n_happened = m->count;
+        (void)pthread_cond_broadcast(&m->event->happened);
     }
     unref_locked(m->event);
-    (void)pthread_cond_broadcast(&g_changed);
     (void)pthread_mutex_unlock(&g_lock);
     free(m);
 }
@@ -342,7 +351,7 @@ static void run_wait(void *arg)
     mark *m = arg;
     (void)pthread_mutex_lock(&g_lock);
     while (m->event->n_happened < m->count) {
-        (void)pthread_cond_wait(&g_changed, &g_lock);
+        (void)pthread_cond_wait(&m->event->happened, &g_lock);
     }
     unref_locked(m->event);
     (void)pthread_mutex_unlock(&g_lock);
@@ -357,6 +366,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
     if (fresh == NULL) {
         return cudaErrorMemoryAllocation;
     }
+    (void)pthread_cond_init(&fresh->happened, NULL);
     fresh->refs = 1;
     fake_gpu_count(1);
     *e = fresh;

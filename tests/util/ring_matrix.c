@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -154,29 +155,6 @@ double ring_matrix_reduced_at(size_t i, int world, num_reduce_op op, num_dtype d
     return v;
 }
 
-/* Results, worked out once for all elements of a long vector. */
-static double expected_at(size_t i, int world, const matrix_case *m)
-{
-    static _Thread_local struct {
-        int world; /* 0: none yet */
-        num_reduce_op op;
-        bool is_float;
-        double at[PERIOD];
-    } known;
-    if (m->count < PERIOD) {
-        return ring_matrix_reduced_at(i, world, m->op, m->dtype);
-    }
-    if (known.world != world || known.op != m->op || known.is_float != is_float(m->dtype)) {
-        known.world = world;
-        known.op = m->op;
-        known.is_float = is_float(m->dtype);
-        for (size_t k = 0; k < PERIOD; k++) {
-            known.at[k] = ring_matrix_reduced_at(k, world, m->op, m->dtype);
-        }
-    }
-    return known.at[i % PERIOD];
-}
-
 static bool is_near(double got, double want, num_dtype d)
 {
     if (d == NUM_U8 || d == NUM_I8) { /* sums and products wrap */
@@ -186,12 +164,113 @@ static bool is_near(double got, double want, num_dtype d)
     return fabs(got - want) <= 8 * eps * fabs(want) + (d == NUM_F64 ? 1e-12 : 0);
 }
 
-void *ring_matrix_filled(int rank, size_t first, size_t n, num_dtype d)
+/* ---- a period of inputs and of results, as it lies in memory ----
+ * Worked out once for all ranks; vectors are copied from it and compared with it in long pieces, as an
+ * access to each element is what ThreadSanitizer makes slow. */
+#define MOST_WORLD 8
+
+static uint8_t *g_in[N_INPUTS][N_DTYPES + 1]; /* numbers of dtypes and ops begin with 1 */
+static uint8_t *g_results[MOST_WORLD + 1][N_OPS + 1][N_DTYPES + 1];
+static pthread_mutex_t g_periods_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static uint8_t *period_new(num_dtype d)
+{
+    uint8_t *p =
+        malloc(PERIOD * num_dtype_bytes((int)d)); /* stays: not of the blocks that are counted */
+    if (p == NULL) {
+        abort();
+    }
+    return p;
+}
+
+static const uint8_t *input_of(int rank, num_dtype d)
 {
     (void)pthread_once(&g_inputs_once, make_inputs);
+    (void)pthread_mutex_lock(&g_periods_lock);
+    uint8_t **known = &g_in[rank][d];
+    if (*known == NULL) {
+        *known = period_new(d);
+        for (size_t i = 0; i < PERIOD; i++) {
+            store(*known, i, d, input_at(rank, i));
+        }
+    }
+    const uint8_t *p = *known;
+    (void)pthread_mutex_unlock(&g_periods_lock);
+    return p;
+}
+
+static const uint8_t *result_of(int world, const matrix_case *m)
+{
+    (void)pthread_mutex_lock(&g_periods_lock);
+    uint8_t **known = &g_results[world][m->op][m->dtype];
+    if (*known == NULL) {
+        *known = period_new(m->dtype);
+        for (size_t i = 0; i < PERIOD; i++) {
+            store(*known, i, m->dtype, ring_matrix_reduced_at(i, world, m->op, m->dtype));
+        }
+    }
+    const uint8_t *p = *known;
+    (void)pthread_mutex_unlock(&g_periods_lock);
+    return p;
+}
+
+/* The piece of a period where element i lies: at most n elements. */
+static size_t piece_at(size_t i, size_t n)
+{
+    size_t left = PERIOD - i % PERIOD;
+    return n < left ? n : left;
+}
+
+static void fill(void *buf, int who, size_t first, size_t n, num_dtype d)
+{
+    size_t size = num_dtype_bytes((int)d);
+    const uint8_t *period = input_of(who, d);
+    for (size_t i = 0, piece = 0; i < n; i += piece) {
+        piece = piece_at(first + i, n - i);
+        memcpy((uint8_t *)buf + i * size, period + (first + i) % PERIOD * size, piece * size);
+    }
+}
+
+/* Are elements [at, at + n) of buf elements [first, first + n) of rank who's input? */
+static bool is_input(const void *buf, size_t at, int who, size_t first, size_t n, num_dtype d)
+{
+    size_t size = num_dtype_bytes((int)d);
+    const uint8_t *period = input_of(who, d);
+    bool ok = true;
+    for (size_t i = 0, piece = 0; ok && i < n; i += piece) {
+        piece = piece_at(first + i, n - i);
+        ok = memcmp((const uint8_t *)buf + (at + i) * size, period + (first + i) % PERIOD * size,
+                    piece * size) == 0;
+    }
+    return ok;
+}
+
+/* The first element of buf[m->count] that is not the result at first + i, or m->count. Equal bits are equal;
+ * others may be near. */
+static size_t first_wrong(const void *buf, size_t first, int world, const matrix_case *m)
+{
+    size_t size = num_dtype_bytes((int)m->dtype);
+    const uint8_t *period = result_of(world, m);
+    for (size_t i = 0, piece = 0; i < m->count; i += piece) {
+        size_t from = (first + i) % PERIOD;
+        piece = piece_at(first + i, m->count - i);
+        bool same =
+            memcmp((const uint8_t *)buf + i * size, period + from * size, piece * size) == 0;
+        for (size_t k = 0; !same && k < piece; k++) {
+            double want = ring_matrix_reduced_at(from + k, world, m->op, m->dtype);
+            if (!is_near(load(buf, i + k, m->dtype), want, m->dtype)) {
+                return i + k;
+            }
+        }
+    }
+    return m->count;
+}
+
+void *ring_matrix_filled(int rank, size_t first, size_t n, num_dtype d)
+{
     uint8_t *p = bd_alloc_aligned(64, n * num_dtype_bytes((int)d) + 64);
-    for (size_t i = 0; p != NULL && i < n; i++) {
-        store(p, i, d, input_at(rank, first + i));
+    if (p != NULL) {
+        fill(p, rank, first, n, d);
     }
     return p;
 }
@@ -204,10 +283,9 @@ static void *filled_for(rank_test *t, int who, size_t first, size_t n, num_dtype
     if (!shared) {
         return ring_matrix_filled(who, first, n, d);
     }
-    (void)pthread_once(&g_inputs_once, make_inputs);
     void *p = ring_alloc(t->comm, n * num_dtype_bytes((int)d) + 64);
-    for (size_t i = 0; p != NULL && i < n; i++) {
-        store(p, i, d, input_at(who, first + i));
+    if (p != NULL) {
+        fill(p, who, first, n, d);
     }
     return p;
 }
@@ -218,13 +296,13 @@ static void check_allreduce(rank_test *t, const matrix_case *m)
     void *buf = filled_for(t, t->rank, 0, m->count, m->dtype);
     bd_status rc = ring_allreduce(t->comm, buf, m->count, m->dtype, m->op, "m", NULL, &err);
     bool ok = rc == BD_OK;
-    for (size_t i = 0; ok && i < m->count; i++) {
-        ok = is_near(load(buf, i, m->dtype), expected_at(i, t->world, m), m->dtype);
-        if (!ok) {
-            (void)bd_err_set(&err, BD_E_INTERNAL, "%s %s count %zu: [%zu] = %g, want %g",
-                             num_dtype_name((int)m->dtype), num_reduce_op_name((int)m->op),
-                             m->count, i, load(buf, i, m->dtype), expected_at(i, t->world, m));
-        }
+    size_t i = ok ? first_wrong(buf, 0, t->world, m) : m->count;
+    if (i < m->count) {
+        ok = false;
+        (void)bd_err_set(&err, BD_E_INTERNAL, "%s %s count %zu: [%zu] = %g, want %g",
+                         num_dtype_name((int)m->dtype), num_reduce_op_name((int)m->op), m->count, i,
+                         load(buf, i, m->dtype),
+                         ring_matrix_reduced_at(i, t->world, m->op, m->dtype));
     }
     if (!ok) {
         rank_failed(t, __FILE__, __LINE__, "allreduce", &err);
@@ -240,11 +318,7 @@ static void check_reduce_scatter(rank_test *t, const matrix_case *m)
     void *out = ring_matrix_filled(t->rank, 0, m->count, m->dtype);
     bd_status rc =
         ring_reduce_scatter(t->comm, in, out, m->count, m->dtype, m->op, "m", NULL, &err);
-    bool ok = rc == BD_OK;
-    for (size_t i = 0; ok && i < m->count; i++) {
-        size_t at = (size_t)t->rank * m->count + i;
-        ok = is_near(load(out, i, m->dtype), expected_at(at, t->world, m), m->dtype);
-    }
+    bool ok = rc == BD_OK && first_wrong(out, (size_t)t->rank * m->count, t->world, m) == m->count;
     if (!ok) {
         rank_failed(t, __FILE__, __LINE__, "reduce_scatter", &err);
     }
@@ -255,10 +329,8 @@ static void check_reduce_scatter(rank_test *t, const matrix_case *m)
 static bool all_parts_are_there(int world, const void *all, const matrix_case *m)
 {
     bool ok = true;
-    for (int r = 0; r < world; r++) {
-        for (size_t i = 0; ok && i < m->count; i++) {
-            ok = load(all, (size_t)r * m->count + i, m->dtype) == input_at(r, i);
-        }
+    for (int r = 0; ok && r < world; r++) {
+        ok = is_input(all, (size_t)r * m->count, r, 0, m->count, m->dtype);
     }
     return ok;
 }
@@ -283,9 +355,7 @@ static void check_broadcast(rank_test *t, const matrix_case *m)
     for (int root = 0; root < t->world; root++) {
         void *buf = filled_for(t, t->rank, 0, m->count, m->dtype);
         bool ok = ring_broadcast(t->comm, buf, m->count, m->dtype, root, "m", NULL, &err) == BD_OK;
-        for (size_t i = 0; ok && i < m->count; i++) {
-            ok = load(buf, i, m->dtype) == input_at(root, i);
-        }
+        ok = ok && is_input(buf, 0, root, 0, m->count, m->dtype);
         if (!ok) {
             rank_failed(t, __FILE__, __LINE__, "broadcast", &err);
         }
@@ -299,9 +369,7 @@ static void check_reduce(rank_test *t, const matrix_case *m)
     int root = (int)(m->count % (size_t)t->world);
     void *buf = filled_for(t, t->rank, 0, m->count, m->dtype);
     bool ok = ring_reduce(t->comm, buf, m->count, m->dtype, m->op, root, "m", NULL, &err) == BD_OK;
-    for (size_t i = 0; ok && root == t->rank && i < m->count; i++) {
-        ok = is_near(load(buf, i, m->dtype), expected_at(i, t->world, m), m->dtype);
-    }
+    ok = ok && (root != t->rank || first_wrong(buf, 0, t->world, m) == m->count);
     if (!ok) {
         rank_failed(t, __FILE__, __LINE__, "reduce", &err);
     }
@@ -318,13 +386,9 @@ static void check_gather_scatter(rank_test *t, const matrix_case *m)
     void *all = is_root ? filled_for(t, 99, 0, m->count * p, m->dtype) : NULL;
     bool ok = ring_gather(t->comm, part, all, m->count, m->dtype, root, "g", NULL, &err) == BD_OK;
     ok = ok && (!is_root || all_parts_are_there(t->world, all, m));
-    for (size_t i = 0; i < m->count; i++) {
-        store(part, i, m->dtype, 0);
-    }
+    memset(part, 0, m->count * num_dtype_bytes((int)m->dtype));
     ok = ok && ring_scatter(t->comm, all, part, m->count, m->dtype, root, "s", NULL, &err) == BD_OK;
-    for (size_t i = 0; ok && i < m->count; i++) {
-        ok = load(part, i, m->dtype) == input_at(t->rank, i);
-    }
+    ok = ok && is_input(part, 0, t->rank, 0, m->count, m->dtype);
     if (!ok) {
         rank_failed(t, __FILE__, __LINE__, "gather, scatter", &err);
     }
@@ -359,9 +423,7 @@ static void check_all_to_all_v(rank_test *t, const matrix_case *m)
         for (int k = 0; k < t->rank; k++) {
             before += (size_t)((s + k) % 3) * m->count;
         }
-        for (size_t i = 0; ok && i < counts[s]; i++) {
-            ok = load(out, at + i, m->dtype) == input_at(s, before + i);
-        }
+        ok = is_input(out, at, s, before, counts[s], m->dtype);
         at += counts[s];
     }
     if (!ok) {
@@ -378,9 +440,9 @@ static void check_all_to_all(rank_test *t, const matrix_case *m)
     void *in = filled_for(t, t->rank, 0, m->count * p, m->dtype);
     void *out = ring_matrix_filled(99, 0, m->count * p, m->dtype);
     bool ok = ring_all_to_all(t->comm, in, out, m->count, m->dtype, "a", NULL, &err) == BD_OK;
-    for (size_t i = 0; ok && i < m->count * p; i++) {
-        size_t at = (size_t)t->rank * m->count + i % m->count;
-        ok = load(out, i, m->dtype) == input_at((int)(i / m->count), at);
+    for (int s = 0; ok && s < t->world; s++) {
+        size_t to_me = (size_t)t->rank * m->count;
+        ok = is_input(out, (size_t)s * m->count, s, to_me, m->count, m->dtype);
     }
     if (!ok) {
         rank_failed(t, __FILE__, __LINE__, "all_to_all", &err);
