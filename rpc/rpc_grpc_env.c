@@ -8,6 +8,7 @@
 
 #include <grpc/support/log.h>
 
+#include <openssl/crypto.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -195,6 +196,13 @@ static void on_core_log(gpr_log_func_args *args)
     BD_LOG(DEBUG, "grpc core", "file", args->file, "line", args->line, "text", args->message);
 }
 
+/* gRPC's own threads may be in a handshake when the process ends, also after grpc_shutdown: what OpenSSL
+ * would free at exit they still use. Without effect where a host program has begun with OpenSSL before. */
+static void keep_openssl(void)
+{
+    (void)OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
+}
+
 void rpc_tune_process(void)
 {
     /* gRPC 1.51 takes these two from its environment only. */
@@ -207,6 +215,7 @@ bd_status rpc_env_new(const rpc_env_options *opt, rpc_env **out, bd_err *err)
     static const rpc_env_options defaults;
     opt = opt != NULL ? opt : &defaults;
     rpc_security *security = NULL;
+    keep_openssl();
     bd_status rc = rpc_security_new(opt->security, &security, err);
     if (rc != BD_OK) {
         return rc;
