@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #define DEADLINE_MS 10000
+#define PATIENT_MS  60000
 
 typedef struct world {
     rpc_env *env;
@@ -498,8 +499,8 @@ static void stop_lets_open_requests_finish(void **state)
     world *w = *state;
     result r = RESULT_INIT;
     pthread_t t;
-    static const rpc_call_options patient = {.deadline_ms = 6 * DEADLINE_MS};
-    stopper s = {w->server, 6 * DEADLINE_MS};
+    static const rpc_call_options patient = {.deadline_ms = PATIENT_MS};
+    stopper s = {w->server, PATIENT_MS};
     start(w, "/t.T/Hold", &patient, &r, NULL);
     wait_held(w, 1);
     assert_int_equal(pthread_create(&t, NULL, stop_main, &s), 0);

@@ -224,9 +224,11 @@ void tu_proxy_set_target(tu_proxy *p, const char *target)
     const char *colon = strrchr(target, ':');
     char host[32] = "";
     struct in_addr at = {0};
-    if (colon != NULL) {
-        (void)snprintf(host, sizeof host, "%.*s", (int)(colon - target), target);
+    if (colon == NULL) {
+        check(false, "target");
+        return;
     }
+    (void)snprintf(host, sizeof host, "%.*s", (int)(colon - target), target);
     check(inet_pton(AF_INET, host, &at) == 1, "target");
     atomic_store(&p->target, (uint64_t)ntohl(at.s_addr) << 16 | strtoul(colon + 1, NULL, 10));
 }
