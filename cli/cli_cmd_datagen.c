@@ -1,12 +1,11 @@
 /* `braid datagen`: planted click data as files. */
+#include "base/cgroup.h"
 #include "base/exit_code.h"
 #include "base/json.h"
 #include "base/mem.h"
 
 #include "cli/cli_cmd.h"
 #include "cli/cli_datagen.h"
-
-#include <uv.h>
 
 #include <inttypes.h>
 #include <string.h>
@@ -88,8 +87,7 @@ static bd_status generate(const datagen_flags *f, const cli_io *io, bd_err *err)
                                .test_rows = f->test_rows,
                                .train_path = f->out,
                                .test_path = f->test_out,
-                               .threads = f->threads > 0 ? (int)f->threads
-                                                         : (int)uv_available_parallelism(),
+                               .threads = f->threads > 0 ? (int)f->threads : bd_cpus(),
                                .on_progress = on_progress,
                                .user = &shown};
     cli_datagen_result r;

@@ -1,6 +1,7 @@
 /* `braid doctor`: what this host gives Braid, and what is missing. Reads the system, changes
  * nothing. */
 #include "base/build_info.h"
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/exit_code.h"
 #include "base/json.h"
@@ -87,28 +88,13 @@ static void check_shm(doctor *d)
 }
 
 /* The number in a small file of the system, -1 where there is none. */
-static double number_in(const char *path)
-{
-    char text[64] = "", *end = NULL;
-    FILE *f = fopen(path, "re");
-    if (f == NULL || fgets(text, sizeof text, f) == NULL) {
-        text[0] = '\0';
-    }
-    if (f != NULL) {
-        (void)fclose(f);
-    }
-    double v = strtod(text, &end);
-    return end == text ? -1 : v;
-}
-
 static void check_memory(doctor *d)
 {
     struct sysinfo info = {0};
     char text[96];
     (void)sysinfo(&info);
     double host = (double)info.totalram * info.mem_unit;
-    double limit = number_in("/sys/fs/cgroup/memory.max"); /* version 2, then 1 */
-    limit = limit >= 0 ? limit : number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes");
+    double limit = (double)bd_cgroup_memory_bytes("");
     bool limited = limit > 0 && limit < host;
     (void)snprintf(text, sizeof text, "%.1f GiB, limit of this container: %s%.1f GiB",
                    host / (1 << 30), limited ? "" : "none, ", (limited ? limit : host) / (1 << 30));
@@ -170,8 +156,8 @@ static void check_all(doctor *d)
     struct utsname u = {0};
     char text[256];
     (void)uname(&u);
-    (void)snprintf(text, sizeof text, "%.32s %.64s, %ld cores", u.machine, u.release,
-                   sysconf(_SC_NPROCESSORS_ONLN));
+    (void)snprintf(text, sizeof text, "%.32s %.64s, %ld cores, %d of them for us", u.machine,
+                   u.release, sysconf(_SC_NPROCESSORS_ONLN), bd_cpus());
     say(d, "build", bd_build_line("braid"), NULL);
     say(d, "host", text, NULL);
     check_program(d, "braid-ps");

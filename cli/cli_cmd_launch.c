@@ -1,4 +1,5 @@
 /* `braid launch`: any program, once a rank, on one host of several. The options are torchrun's. */
+#include "base/cgroup.h"
 #include "base/exit_code.h"
 #include "base/mem.h"
 
@@ -148,7 +149,7 @@ static bd_status parse_ranks(plan *p, bd_err *err)
 {
     char *end = NULL;
     const char *text = p->flags.nproc_per_node;
-    long n = strtol(text, &end, 10), cores = (long)uv_available_parallelism();
+    long n = strtol(text, &end, 10), cores = bd_cpus();
     bool number = end != text && *end == '\0';
     if (!number && strcmp(text, "cpu") == 0) {
         n = cores;
@@ -405,7 +406,7 @@ static void plan_deinit(plan *p)
 static void worker_env(plan *p)
 {
     const launch_flags *f = &p->flags;
-    int threads = (int)uv_available_parallelism() / p->n_ranks;
+    int threads = bd_cpus() / p->n_ranks;
     if (f->coordinator[0] != '\0') {
         cli_args_add(&p->env, "BRAID_COORDINATOR=%s", f->coordinator);
     }

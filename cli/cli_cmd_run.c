@@ -1,4 +1,5 @@
 /* `braid run` and `braid predict`: a job on this host, from its file to its result. */
+#include "base/cgroup.h"
 #include "base/exit_code.h"
 #include "base/mem.h"
 
@@ -192,7 +193,7 @@ static bd_status generate_data(plan *p, bd_err *err)
     cli_datagen_options opt = {.spec = cli_job_gen_spec(&p->job),
                                .rows = cli_job_i64(&p->job, "data/generate/rows", 0),
                                .test_rows = cli_job_i64(&p->job, "data/generate/test_rows", 0),
-                               .threads = (int)uv_available_parallelism(),
+                               .threads = bd_cpus(),
                                .on_progress = on_progress,
                                .user = p};
     cli_datagen_result r;
@@ -312,7 +313,7 @@ static void worker_extras(plan *p)
 
 static int threads_of(const plan *p, int64_t workers)
 {
-    int64_t cores = (int64_t)uv_available_parallelism();
+    int64_t cores = bd_cpus();
     int64_t share = p->flags.threads > 0 ? p->flags.threads : cores / workers;
     return share < 1 ? 1 : (int)share;
 }

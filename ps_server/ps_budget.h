@@ -51,8 +51,4 @@ void ps_budget_watch(ps_budget *b);
 /* Resident bytes of this process; 0 when /proc is not there. */
 size_t ps_budget_resident_bytes(void);
 
-/* The memory limit of this process's control group (version 2 or 1, the tightest of its ancestors
- * that can be seen), 0: none. root: "" outside of tests, else a folder put before every path. */
-size_t ps_budget_cgroup_bytes(const char *root);
-
 #endif

@@ -1,12 +1,12 @@
 #include "ps_server/ps_fetch.h"
 
 #include "base/assert.h"
+#include "base/cgroup.h"
 #include "base/fault.h"
 #include "base/mem.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <unistd.h>
 
 #define CHUNK_KEYS  256u
 #define MAX_THREADS 64u
@@ -137,8 +137,8 @@ bd_status ps_fetch_pool_new(size_t n_threads, ps_fetch_pool **out, bd_err *err)
         return bd_err_set(err, BD_E_NOMEM, "fetch threads: no memory");
     }
     if (n_threads == 0) {
-        long cores = sysconf(_SC_NPROCESSORS_ONLN);
-        n_threads = cores < 2 ? 2 : (size_t)cores; /* they wait for the disk as well */
+        size_t cores = (size_t)bd_cpus();
+        n_threads = cores < 2 ? 2 : cores; /* they wait for the disk as well */
     }
     n_threads = n_threads > MAX_THREADS ? MAX_THREADS : n_threads;
     (void)pthread_rwlock_init(&p->store_lock, NULL);

@@ -1,5 +1,6 @@
 #include "ps_server/ps_server.h"
 
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/http.h"
 #include "base/log.h"
@@ -254,7 +255,7 @@ static bd_status find_budget(const ps_options *opt, size_t *bytes, bd_err *err)
 {
     *bytes = (size_t)opt->memory_budget;
     if (*bytes == 0) {
-        *bytes = ps_budget_cgroup_bytes("") / 5 * 4;
+        *bytes = bd_cgroup_memory_bytes("") / 5 * 4;
     }
     if (*bytes != 0 && *bytes < PS_BUDGET_MIN_BYTES) {
         return bd_err_set(
@@ -326,9 +327,9 @@ static bd_status serve(ps_server *s, const ps_options *opt, bd_err *err)
     sec.allow_insecure = opt->allow_insecure;
     /* Lookups are answered on the queues' threads, so their number follows the cores (rpc keeps it
      * within its limits); the other half is the journal's, the keeper's and the kernel's. */
-    long queues = sysconf(_SC_NPROCESSORS_ONLN) / 2;
+    int queues = bd_cpus() / 2;
     rpc_env_options eo = {
-        .n_queues = queues > 0 ? (int)queues : 1, .n_workers = (int)opt->threads, .security = &sec};
+        .n_queues = queues > 0 ? queues : 1, .n_workers = (int)opt->threads, .security = &sec};
     rpc_server_options ro = {
         .listen = opt->listen,
         .allow_insecure = opt->allow_insecure,

@@ -1,5 +1,6 @@
 #include "ps_server/ps_store.h"
 
+#include "base/cgroup.h"
 #include "base/mem.h"
 
 #include "ps_server/ps_bytes.h"
@@ -66,8 +67,7 @@ static bd_status merge_late(ps_store *s, bd_err *err)
 /* Half the cores: the others train on. */
 static size_t default_builders(void)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    size_t half = cores < 2 ? 1 : (size_t)cores / 2;
+    size_t cores = (size_t)bd_cpus(), half = cores < 2 ? 1 : cores / 2;
     return half < PS_STORE_MAX_BUILDERS ? half : PS_STORE_MAX_BUILDERS;
 }
 

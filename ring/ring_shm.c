@@ -1,5 +1,6 @@
 /* The shm backend's life, and how an operation begins: headers, agreement, choice. */
 #include "base/assert.h"
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/rand.h"
@@ -7,7 +8,6 @@
 #include "ring/ring_engine_text.h"
 #include "ring/ring_shm_int.h"
 
-#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -210,9 +210,7 @@ void ring_shm_test_kill(ring_comm *c)
 
 static int64_t spin_for(int world)
 {
-    cpu_set_t cpus;
-    int n = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-    return world <= n ? SPIN_NS : 0;
+    return world <= bd_cpus() ? SPIN_NS : 0;
 }
 
 static bd_status attach(ring_comm *c, bd_kv *kv, const ring_options *opt, bd_err *err)

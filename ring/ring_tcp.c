@@ -1,5 +1,6 @@
 /* Life of the tcp backend: taking over connected sockets, failing, closing. */
 #include "base/assert.h"
+#include "base/cgroup.h"
 #include "base/mem.h"
 
 #include "ring/ring_meet.h"
@@ -9,7 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -208,12 +208,6 @@ static bool set_buffers(int fd)
            setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &want, sizeof want) == 0;
 }
 
-static int n_cpus(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 static bd_status open_conns(ring_tcp *t, int *fds, bd_err *err)
 {
     ring_comm *c = t->comm;
@@ -234,7 +228,7 @@ static bd_status open_conns(ring_tcp *t, int *fds, bd_err *err)
         n_local += conn->lane == 0 && conn->is_local ? 1 : 0;
         all_large = all_large && (!conn->is_local || set_buffers(conn->fd));
     }
-    t->may_spin = n_local <= n_cpus();
+    t->may_spin = n_local <= bd_cpus();
     /* more ranks than cores share their caches, too */
     t->lead_bytes = all_large && t->may_spin ? 2 * RING_TCP_LEAD_BYTES : RING_TCP_LEAD_BYTES;
     return BD_OK;

@@ -1,4 +1,5 @@
 /* The gRPC transport's table, its queues and their threads. */
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -11,7 +12,6 @@
 #include <openssl/crypto.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static _Thread_local bool tls_env_thread; /* runs callbacks: must not block */
 
@@ -229,7 +229,7 @@ bd_status rpc_env_new(const rpc_env_options *opt, rpc_env **out, bd_err *err)
     gpr_set_log_function(on_core_log);
     grpc_init();
     BD_LOG(DEBUG, "grpc core", "version", grpc_version_string());
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int cores = bd_cpus();
     env->base.t = &gr_transport;
     int n_queues = opt->n_queues > 0 ? opt->n_queues : clamp(cores / 2, 1, 4);
     env->n_queues = clamp(n_queues, 1, GR_MAX_QUEUES);

@@ -1,6 +1,7 @@
 /* Wiring of a worker process. */
 #include "worker/wk_run.h"
 
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -242,7 +243,7 @@ static bd_status connect_all(parts *p, bd_err *err)
 
 static int compute_threads(const wk_job *job)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int64_t cores = bd_cpus();
     if (job->process.threads > 0) {
         return (int)job->process.threads;
     }

@@ -379,54 +379,6 @@ static void pages_have_every_row(void **state)
 }
 
 /* ---- the budget itself ---- */
-static void put_file(const char *path, const char *text)
-{
-    char *copy = bd_strdup(path);
-    for (char *p = copy + strlen(dir) + 1; (p = strchr(p, '/')) != NULL; p++) {
-        *p = '\0';
-        (void)mkdir(copy, 0777);
-        *p = '/';
-    }
-    bd_free(copy);
-    FILE *f = fopen(path, "we");
-    assert_non_null(f);
-    assert_true(fputs(text, f) >= 0);
-    assert_int_equal(fclose(f), 0);
-}
-
-static size_t limit_in(const char *root, const char *cgroup, const char *file, const char *text)
-{
-    char *where = bd_strfmt("%s/%s", dir, root), *proc = bd_strfmt("%s/proc/self/cgroup", where);
-    char *path = bd_strfmt("%s%s", where, file);
-    put_file(proc, cgroup);
-    put_file(path, text);
-    size_t bytes = ps_budget_cgroup_bytes(where);
-    bd_free(where);
-    bd_free(proc);
-    bd_free(path);
-    return bytes;
-}
-
-static void control_groups_of_both_versions_are_read(void **state)
-{
-    (void)state;
-    assert_int_equal(limit_in("v2", "0::/pod/c\n", "/sys/fs/cgroup/pod/memory.max", "1073741824\n"),
-                     1u << 30);
-    assert_int_equal(limit_in("v2", "0::/pod/c\n", "/sys/fs/cgroup/pod/c/memory.max", "max\n"),
-                     1u << 30); /* the parent's */
-    assert_int_equal(limit_in("in", "0::/\n", "/sys/fs/cgroup/memory.max", "4096\n"), 4096);
-    assert_int_equal(limit_in("v1", "5:cpu:/x\n3:memory:/docker/1\n",
-                              "/sys/fs/cgroup/memory/memory.limit_in_bytes", "1048576\n"),
-                     1u << 20);
-    assert_int_equal(limit_in("none", "3:memory:/a\n",
-                              "/sys/fs/cgroup/memory/a/memory.limit_in_bytes",
-                              "9223372036854771712\n"),
-                     0);
-    char *nowhere = bd_strfmt("%s/nowhere", dir);
-    assert_int_equal(ps_budget_cgroup_bytes(nowhere), 0);
-    bd_free(nowhere);
-}
-
 static void child(const char *folder, uint64_t first, uint64_t last)
 {
     ps_shard *s = open_shard(folder, BUDGET);
@@ -449,8 +401,6 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(a_killed_server_loses_nothing, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(a_checkpoint_has_the_rows_on_the_disk, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(pages_have_every_row, make_dir, drop_dir),
-        cmocka_unit_test_setup_teardown(control_groups_of_both_versions_are_read, make_dir,
-                                        drop_dir),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
