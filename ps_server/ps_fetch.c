@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 
 #define CHUNK_KEYS  256u
 #define MAX_THREADS 64u
@@ -23,6 +24,18 @@ struct ps_fetch_pool {
     size_t n_threads;
 };
 
+/* A key and its index. */
+typedef struct place {
+    uint64_t key;
+    uint32_t i;
+} place;
+
+static int by_key(const void *a, const void *b)
+{
+    uint64_t x = ((const place *)a)->key, y = ((const place *)b)->key;
+    return x < y ? -1 : x > y;
+}
+
 ps_fetch *ps_fetch_new(uint32_t table_id, size_t value_bytes, const uint64_t *all,
                        const uint32_t *pick, size_t n)
 {
@@ -35,15 +48,25 @@ ps_fetch *ps_fetch_new(uint32_t table_id, size_t value_bytes, const uint64_t *al
     f->n = n;
     f->stride = (value_bytes + 7) / 8 * 8;
     f->keys = bd_alloc(n * sizeof *f->keys);
+    f->order = bd_alloc(n * sizeof *f->order);
     f->bytes = bd_alloc(n * sizeof *f->bytes);
     f->values = bd_mul_size(n, f->stride, &bytes) ? bd_alloc(bytes) : NULL;
-    if (f->keys == NULL || f->bytes == NULL || f->values == NULL) {
+    place *places = bd_alloc(n * sizeof *places);
+    if (f->keys == NULL || f->order == NULL || f->bytes == NULL || f->values == NULL ||
+        places == NULL) {
+        bd_free(places);
         ps_fetch_free(f);
         return NULL;
     }
     for (size_t i = 0; i < n; i++) {
         f->keys[i] = all[pick[i]];
+        places[i] = (place){f->keys[i], (uint32_t)i};
     }
+    qsort(places, n, sizeof *places, by_key);
+    for (size_t i = 0; i < n; i++) {
+        f->order[i] = places[i].i;
+    }
+    bd_free(places);
     return f;
 }
 
@@ -51,6 +74,7 @@ void ps_fetch_free(ps_fetch *f)
 {
     if (f != NULL) {
         bd_free(f->keys);
+        bd_free(f->order);
         bd_free(f->values);
         bd_free(f->bytes);
         bd_free(f);
@@ -77,11 +101,15 @@ static size_t take(ps_fetch_pool *p, ps_fetch *f, size_t *first)
 static bd_status read_chunk(ps_fetch_pool *p, const ps_fetch *f, size_t first, size_t n,
                             bd_err *err)
 {
+    const ps_wanted w = {.table_id = f->table_id,
+                         .keys = f->keys,
+                         .order = f->order,
+                         .values = f->values,
+                         .stride = f->stride,
+                         .bytes = f->bytes};
     (void)pthread_rwlock_rdlock(&p->store_lock);
     bd_status rc = p->store == NULL ? bd_err_set(err, BD_E_UNAVAILABLE, "the row store is closed")
-                                    : ps_store_get(p->store, f->table_id, f->keys + first, n,
-                                                   f->values + first * f->stride, f->stride,
-                                                   f->bytes + first, err);
+                                    : ps_store_get(p->store, &w, first, n, err);
     (void)pthread_rwlock_unlock(&p->store_lock);
     (void)atomic_fetch_add_explicit(&p->n_rows, n, memory_order_relaxed);
     (void)bd_fault_hit("ps.fetch.read"); /* `hold`: read, and not yet told */

@@ -4,7 +4,8 @@
  * Ownership: a fetch belongs to whoever made it; it must live until `done` has run.
  * Threads:   start: any. done runs on a fetch thread, without locks; it must not block long.
  *            wait: the caller reads along with the threads, so it also works without any.
- * Cost:      chunks of 256 keys, one MultiGet each; the values are copied once.
+ * Cost:      one sort of the keys; chunks of 256 neighbours in key order, which lie in few files
+ *            and so meet few index blocks, one MultiGet each; the values are copied once.
  */
 #ifndef PS_FETCH_H
 #define PS_FETCH_H
@@ -29,6 +30,7 @@ struct ps_fetch {
     uint32_t table_id;
     size_t n, stride; /* of values */
     uint64_t *keys;   /* owned [n] */
+    uint32_t *order;  /* owned [n]: indexes of keys, ascending keys */
     uint8_t *values;  /* owned [n x stride] */
     uint32_t *bytes;  /* owned [n]; 0: the store has none */
     bd_status rc;     /* valid when done */

@@ -192,6 +192,7 @@ static bd_status write_group(ps_shard *s, progress *p, bd_err *err)
         ps_cut_put_back(s, &group);
     }
     ps_cut_deinit(&group);
+    ps_budget_watch(&s->budget); /* on a slow disk this goes on for seconds */
     return rc;
 }
 

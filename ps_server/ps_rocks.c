@@ -14,6 +14,7 @@
 #define NO_LOG_LINES           6 /* above the highest level */
 #define ROWS_CACHE_BYTES       (64ull << 20)
 #define ROWS_BLOCK_BYTES       (4u << 10) /* a read of one row reads one block */
+#define ROWS_INDEX_RESTART     16 /* keys of the index lie close together: a third of the bytes */
 #define JOURNAL_BLOCK_BYTES    (64u << 10)
 #define FILTER_BITS_PER_KEY    10
 #define MEMTABLE_BLOOM         0.05 /* of a memtable: most keys that are looked for are not in it */
@@ -41,6 +42,7 @@ static void set_row_tables(ps_rocks *r, size_t cache_bytes)
     r->cache = rocksdb_cache_create_lru(cache_bytes);
     rocksdb_block_based_options_set_block_cache(t, r->cache);
     rocksdb_block_based_options_set_block_size(t, ROWS_BLOCK_BYTES);
+    rocksdb_block_based_options_set_index_block_restart_interval(t, ROWS_INDEX_RESTART);
     rocksdb_block_based_options_set_filter_policy(
         t, rocksdb_filterpolicy_create_bloom_full(FILTER_BITS_PER_KEY));
     rocksdb_block_based_options_set_cache_index_and_filter_blocks(t, 1);

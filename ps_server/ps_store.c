@@ -475,8 +475,7 @@ static void multi_deinit(multi *m)
     bd_free(m->errors);
 }
 
-static bd_status multi_init(multi *m, uint32_t table_id, const uint64_t *keys, size_t n,
-                            bd_err *err)
+static bd_status multi_init(multi *m, const ps_wanted *w, size_t first, size_t n, bd_err *err)
 {
     *m = (multi){.keys = bd_calloc(n, PS_ENTRY_KEY_BYTES),
                  .key_of = bd_calloc(n, sizeof *m->key_of),
@@ -490,8 +489,8 @@ static bd_status multi_init(multi *m, uint32_t table_id, const uint64_t *keys, s
     }
     for (size_t i = 0; i < n; i++) {
         char *k = m->keys + i * PS_ENTRY_KEY_BYTES;
-        ps_put_be32((uint8_t *)k, table_id);
-        ps_put_be64((uint8_t *)k + 4, keys[i]);
+        ps_put_be32((uint8_t *)k, w->table_id);
+        ps_put_be64((uint8_t *)k + 4, w->keys[w->order[first + i]]);
         m->key_of[i] = k;
         m->key_bytes[i] = PS_ENTRY_KEY_BYTES;
     }
@@ -520,19 +519,20 @@ static bd_status take_value(ps_store *s, multi *m, size_t i, uint8_t *to, size_t
     return rc;
 }
 
-bd_status ps_store_get(ps_store *s, uint32_t table_id, const uint64_t *keys, size_t n,
-                       uint8_t *values, size_t stride, uint32_t *bytes, bd_err *err)
+bd_status ps_store_get(ps_store *s, const ps_wanted *w, size_t first, size_t n, bd_err *err)
 {
     multi m;
     bd_err one = BD_ERR_INIT;
-    bd_status rc = multi_init(&m, table_id, keys, n, err);
+    bd_status rc = multi_init(&m, w, first, n, err);
     if (rc != BD_OK) {
         return rc;
     }
     rocksdb_batched_multi_get_cf(s->rocks.db, s->point, s->rocks.all, n, m.key_of, m.key_bytes,
                                  m.values, m.errors, false);
     for (size_t i = 0; i < n; i++) {
-        bd_status r = take_value(s, &m, i, values + i * stride, stride, &bytes[i], &one);
+        size_t at = w->order[first + i];
+        bd_status r =
+            take_value(s, &m, i, w->values + at * w->stride, w->stride, &w->bytes[at], &one);
         if (r != BD_OK && rc == BD_OK) {
             rc = r;
             *err = one;

@@ -34,10 +34,21 @@ typedef bd_status (*ps_store_gate)(void *user, bd_err *err);
  * wait for compaction. A failure of the gate is returned, and no row is written. */
 bd_status ps_store_write(ps_store *s, const ps_entries *items, size_t n, bool last,
                          ps_store_gate gate, void *user, bd_err *err) BD_MUST_CHECK;
-/* ps_store_get - the values of keys[n] of one table: values + i * stride gets value i, bytes[i] its
- * length (0: there is none). BD_E_CORRUPT: a value is longer than the stride. */
-bd_status ps_store_get(ps_store *s, uint32_t table_id, const uint64_t *keys, size_t n,
-                       uint8_t *values, size_t stride, uint32_t *bytes, bd_err *err) BD_MUST_CHECK;
+/* Rows of one table to read; all borrowed. */
+typedef struct ps_wanted {
+    uint32_t table_id;
+    const uint64_t *keys;
+    const uint32_t *order; /* indexes of keys in the order of reading */
+    uint8_t *values;       /* value i goes to values + i * stride */
+    size_t stride;
+    uint32_t *bytes; /* its length; 0: there is none */
+} ps_wanted;
+
+/* ps_store_get - the values of keys[order[i]], i in [first, first + n). Any order is right;
+ * ascending keys read the index of a file once for all that lie in it. BD_E_CORRUPT: a value is
+ * longer than the stride. */
+bd_status ps_store_get(ps_store *s, const ps_wanted *w, size_t first, size_t n,
+                       bd_err *err) BD_MUST_CHECK;
 bd_status ps_store_flush(ps_store *s, bd_err *err) BD_MUST_CHECK;
 /* Freezes what is flushed into the folder (must not exist) by hard links. */
 bd_status ps_store_freeze(ps_store *s, const char *folder, bd_err *err) BD_MUST_CHECK;

@@ -166,15 +166,20 @@ static void finish_one(ps_table *t, ps_rows *r, uint64_t key, const ps_found *fo
     size_t value_bytes = found->bytes[i];
     const ps_spec *spec = &t->spec;
     uint32_t row = ps_rows_find(r, key, bd_mix64(key));
+    if (row != PS_NO_ROW) {
+        ps_rows_use(r, row);
+    }
     if (row == PS_NO_ROW && value_bytes <= PS_ENTRY_META_BYTES) { /* none, or a tombstone */
         ps_spec_row(spec, key, out);
         return;
     }
     if (row == PS_NO_ROW && r->left_n <= found->as_of) { /* else it may have changed and left */
         row = put_in_if_room(t, r, key, value, value_bytes);
+        if (row != PS_NO_ROW) {
+            ps_rows_unuse(r, row);
+        }
     }
     if (row != PS_NO_ROW) {
-        ps_rows_use(r, row);
         num_row_decode(spec->dtype, ps_rows_at(r, row), spec->dim, out);
     } else { /* it is read where it is */
         num_row_decode(spec->dtype, (const float *)(const void *)(value + PS_ENTRY_META_BYTES),
