@@ -388,7 +388,7 @@ static void delete_again_or_end(rpc_rref *r, bd_status rc, const bd_err *err)
     if (rc != BD_OK && worth_another(r, rc)) {
         int64_t wait_ns = rc == BD_E_UNAVAILABLE || rc == BD_E_TIMEOUT /* have waited */
                               ? 0
-                              : r->n_deletes * AG_DELETE_WAIT_MS * BD_NS_PER_MS;
+                              : (int64_t)r->n_deletes * AG_DELETE_WAIT_MS * BD_NS_PER_MS;
         if (wait_ns == 0 || env->t->after(env, wait_ns, delete_try, r) != BD_OK) {
             delete_try(r);
         }

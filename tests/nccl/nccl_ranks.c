@@ -40,7 +40,7 @@ static void *node_main(void *arg)
     if (t->opt.group != NULL && t->rc != BD_OK) {
         nccl_failed(t, __LINE__, "ring_nccl_new", &t->err);
     } else {
-        if (t->limit_ms > 0) {
+        if (t->limit_ms > 0 && t->n != NULL) {
             (void)pthread_barrier_wait(t->meet);
             t->n->timeout_ns = t->limit_ms * BD_NS_PER_MS; /* no operation has looked at it yet */
         }
