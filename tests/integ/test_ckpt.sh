@@ -161,4 +161,27 @@ braid run job.yaml --run-dir k --resume auto
 check "and the run goes on from it" exits 0
 check "to the same bits" test "$(result_of param_hash)" = "$want"
 
+# An async job: nobody waits for a step, but a cut holds all of every worker up to its own. Going on from it without
+# a step more, on another number of servers, has its bits; a kill in a later cut goes back to it.
+async='--workers 2 --run-dir a --set consistency=async --set train.checkpoint_every=60 --set train.checkpoint_keep=10'
+# shellcheck disable=SC2086 # a word an option
+{
+  braid run job.yaml --servers 2 $async --set train.max_steps=120
+  check "an async run" exits 0
+  cut=$(result_of param_hash)
+  braid run job.yaml --servers 3 $async --resume auto --set train.max_steps=120
+  check "goes on from its cut on three servers" exits 0
+  check "after step 120" grep -q "resumes after step-120" "$work/a/worker-0.log" "$out" "$err"
+  check "with its bits" test "$(result_of param_hash)" = "$cut"
+  BRAID_FAULTS=ps.checkpoint.publish=kill braid run job.yaml --servers 2 $async --resume auto --set on_server_exit=fail
+  check "a kill in its next cut ends it" exits 137
+  braid ckpt list --run-dir a -o json
+  cp "$out" "$work/list.json"
+  check "step-120 is the newest whole one" test "$(json "$work/list.json" "[k['name'] for k in j if k['state'] == 'whole'][-1]")" = step-120
+  braid run job.yaml --servers 2 $async --resume auto
+  check "and the run goes on" exits 0
+  check "from there" grep -q "resumes after step-120" "$work/a/worker-0.log" "$out" "$err"
+  check "to its end" test "$(result_of steps)" = 250
+}
+
 finish
