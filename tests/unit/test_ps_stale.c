@@ -105,16 +105,23 @@ static void *look(void *weight)
     return NULL;
 }
 
-static void a_slow_lookup_does_not_undo_a_push(void **state)
+/* A lookup of the key, pushed once and driven out, that has read the row from disk and is held. */
+static pthread_t slow_lookup(float *seen)
 {
-    (void)state;
     pthread_t slow;
-    float seen = 0;
     push_key();
     drive_out();
     assert_true(bd_fault_arm(POINT, "hold", 0));
-    assert_int_equal(pthread_create(&slow, NULL, look, &seen), 0);
+    assert_int_equal(pthread_create(&slow, NULL, look, seen), 0);
     bd_fault_await_hold(POINT);
+    return slow;
+}
+
+static void a_slow_lookup_does_not_undo_a_push(void **state)
+{
+    (void)state;
+    float seen = 0;
+    pthread_t slow = slow_lookup(&seen);
     push_key();
     assert_true(is_in_memory());
     drive_out();
@@ -130,13 +137,8 @@ static void a_slow_lookup_does_not_undo_a_push(void **state)
 static void a_slow_lookup_brings_the_row(void **state)
 {
     (void)state;
-    pthread_t slow;
     float seen = 0;
-    push_key();
-    drive_out();
-    assert_true(bd_fault_arm(POINT, "hold", 0));
-    assert_int_equal(pthread_create(&slow, NULL, look, &seen), 0);
-    bd_fault_await_hold(POINT);
+    pthread_t slow = slow_lookup(&seen);
     assert_false(is_in_memory());
     bd_fault_disarm_all();
     assert_int_equal(pthread_join(slow, NULL), 0);
