@@ -33,6 +33,7 @@ static const bd_opt table[] = {
      "drain: do it; without it, only what would be drained is shown."},
     {"format", BD_OPT_ENUM, AT(format), "table", 0, 0, "table|json", "What is printed."},
     RPC_SECURITY_ROWS(SEC),
+    RPC_ETCD_ROWS(SEC),
 };
 
 typedef struct drain_verb {

@@ -98,6 +98,7 @@ static const bd_opt table[] = {
     {"tokens_file", BD_OPT_STR, SEC(tokens_file), "", 0, 0, NULL,
      "Tokens that the launcher that serves takes; as braid-ps's."},
     RPC_SECURITY_ROWS(SEC),
+    RPC_ETCD_ROWS(SEC),
 };
 enum { N_OPTIONS = sizeof table / sizeof table[0] };
 

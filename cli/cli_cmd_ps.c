@@ -30,6 +30,7 @@ static const bd_opt table[] = {
      "How long one question may take."},
     {"format", BD_OPT_ENUM, AT(format), "table", 0, 0, "table|json", "What is printed; also -o."},
     RPC_SECURITY_ROWS(SEC),
+    RPC_ETCD_ROWS(SEC),
 };
 
 /* ---- ps status ---- */

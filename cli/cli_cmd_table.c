@@ -34,6 +34,7 @@ static const bd_opt table[] = {
     {"ps_bin", BD_OPT_STR, AT(ps_bin), "", 0, 0, NULL,
      "With --data-dir: path of braid-ps, which does the work; empty: beside braid."},
     RPC_SECURITY_ROWS(SEC),
+    RPC_ETCD_ROWS(SEC),
 };
 
 /* ---- shared by the verbs ---- */

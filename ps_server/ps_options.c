@@ -64,6 +64,7 @@ const bd_opt ps_option_table[] = {
      "send "
      "the token) to server 0."},
     RPC_SECURITY_ROWS(SEC),
+    RPC_ETCD_ROWS(SEC),
     {"tls_client_auth", BD_OPT_ENUM, AT(tls_client_auth), "none", 0, 0, "none|require",
      "require: mutual TLS, clients must show a certificate signed by tls_ca."},
     {"tokens_file", BD_OPT_STR, SEC(tokens_file), "", 0, 0, NULL,

@@ -51,6 +51,12 @@ void rpc_env_free(rpc_env *env)
 
 /* ---- channels ---- */
 
+static rpc_security *security_for(const rpc_env *env, bool to_etcd)
+{
+    rpc_security *sec = env->security;
+    return to_etcd && sec != NULL && sec->etcd != NULL ? sec->etcd : sec;
+}
+
 bd_status rpc_channel_init(rpc_channel *ch, rpc_env *env, const char *target,
                            const rpc_channel_options *opt)
 {
@@ -60,6 +66,8 @@ bd_status rpc_channel_init(rpc_channel *ch, rpc_env *env, const char *target,
     }
     ch->t = env->t;
     ch->env = env;
+    ch->to_etcd = opt != NULL && opt->to_etcd;
+    ch->security = security_for(env, ch->to_etcd);
     atomic_init(&ch->refs, 1);
     (void)pthread_mutex_init(&ch->lock, NULL);
     return BD_OK;
@@ -67,8 +75,57 @@ bd_status rpc_channel_init(rpc_channel *ch, rpc_env *env, const char *target,
 
 void rpc_channel_deinit(rpc_channel *ch)
 {
+    rpc_own_token_unref(ch->token);
     (void)pthread_mutex_destroy(&ch->lock);
     bd_free(ch->name);
+}
+
+bd_status rpc_channel_set_token(rpc_channel *ch, const char *token, bd_err *err)
+{
+    rpc_own_token *t = NULL;
+    BD_ASSERT(ch->to_etcd);
+    if (token[0] != '\0') {
+        size_t n = strlen(token);
+        t = bd_alloc(sizeof *t + n);
+        if (t == NULL) {
+            return bd_err_set(err, BD_E_NOMEM, "%s: token", ch->name);
+        }
+        atomic_init(&t->refs, 1);
+        t->n = n;
+        memcpy(t->text, token, n);
+    }
+    (void)pthread_mutex_lock(&ch->lock);
+    rpc_own_token *old = ch->token;
+    ch->token = t;
+    (void)pthread_mutex_unlock(&ch->lock);
+    rpc_own_token_unref(old);
+    return BD_OK;
+}
+
+rpc_own_token *rpc_channel_token(rpc_channel *ch)
+{
+    rpc_security *sec = ch->env->security;
+    if (!ch->to_etcd) {
+        rpc_security_poll(sec, ch->t->now_ns(ch->env));
+        return sec != NULL && sec->has_own ? rpc_security_own(sec) : NULL;
+    }
+    (void)pthread_mutex_lock(&ch->lock);
+    rpc_own_token *t = ch->token;
+    if (t != NULL) {
+        atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
+    }
+    (void)pthread_mutex_unlock(&ch->lock);
+    return t;
+}
+
+/* A secret that calls on such a channel may carry, NULL: none. */
+static const char *secret_of(const rpc_security *sec, bool to_etcd)
+{
+    if (sec == NULL || sec->allow_insecure) {
+        return NULL;
+    }
+    return to_etcd ? (sec->etcd_user != NULL ? "a password" : NULL)
+                   : (sec->has_own ? "a token" : NULL);
 }
 
 void rpc_channel_unref(rpc_channel *ch)
@@ -83,19 +140,21 @@ bd_status rpc_channel_new(rpc_env *env, const char *target, const rpc_channel_op
 {
     static const rpc_channel_options defaults;
     opt = opt != NULL ? opt : &defaults;
-    const rpc_security *sec = env->security;
-    bool is_plain = !rpc_security_calls_tls(sec) && !rpc_target_is_local(target);
-    if (is_plain && sec != NULL && sec->has_own && !sec->allow_insecure) {
+    const char *secret = secret_of(env->security, opt->to_etcd);
+    const char *option = opt->to_etcd ? "etcd_ca" : "tls_ca";
+    bool is_plain =
+        !rpc_security_calls_tls(security_for(env, opt->to_etcd)) && !rpc_target_is_local(target);
+    if (is_plain && secret != NULL) {
         return bd_err_set(err, BD_E_DENIED,
-                          "%s: a token is not sent in plain text to another host: set tls_ca, or "
-                          "the option that allows insecure connections",
-                          target);
+                          "%s: %s is not sent in plain text to another host: set %s, or the option "
+                          "that allows insecure connections",
+                          target, secret, option);
     }
     if (is_plain && !opt->allow_insecure) {
         return bd_err_set(err, BD_E_DENIED,
                           "%s: plain text is allowed on this host only (loopback, unix socket): "
-                          "set tls_ca, or the option that allows insecure connections",
-                          target);
+                          "set %s, or the option that allows insecure connections",
+                          target, option);
     }
     rpc_stats_register();
     return env->t->channel_new(env, target, opt, out, err);

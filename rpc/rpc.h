@@ -60,11 +60,16 @@ typedef struct rpc_channel_options {
     const char *name;           /* for logs and errors, e.g. "ps-1"; copied; NULL: the target */
     size_t max_message_bytes;   /* largest reply, 0: 256 MiB */
     bool allow_insecure;        /* without TLS: plain text to a peer that is not on this host */
+    /* The peer is not Braid but etcd: it is shown etcd's certificates (rpc_security.h), never this
+     * process's token; metadata "token" is what rpc_channel_set_token gave. */
+    bool to_etcd;
 } rpc_channel_options;
 
 /* target: "host:port" or "unix:/path". Does not connect yet. */
 bd_status rpc_channel_new(rpc_env *env, const char *target, const rpc_channel_options *opt,
                           rpc_channel **out, bd_err *err) BD_MUST_CHECK;
+/* Of a channel to etcd: goes with the calls and streams started from now on. "": none. */
+bd_status rpc_channel_set_token(rpc_channel *ch, const char *token, bd_err *err) BD_MUST_CHECK;
 /* Open calls and streams on it end with BD_E_CANCELLED first; waits for their callbacks, except
  * when called on an env thread (from a callback). */
 void rpc_channel_free(rpc_channel *ch);

@@ -11,9 +11,9 @@
 enum { TRY_MS = 3000, MAX_ENDPOINTS = 16 };
 
 /* ---- unary ---- */
-static bd_status ask_one(rpc_channel *ch, const char *method, const ProtobufCMessage *request,
-                         const ProtobufCMessageDescriptor *type, int64_t try_ms,
-                         ProtobufCMessage **reply, bd_err *err)
+bd_status etcd_ask_one(rpc_channel *ch, const char *method, const ProtobufCMessage *request,
+                       const ProtobufCMessageDescriptor *type, int64_t try_ms,
+                       ProtobufCMessage **reply, bd_err *err)
 {
     char path[64];
     bd_chain out = {0}, in = {0};
@@ -31,6 +31,26 @@ static bd_status ask_one(rpc_channel *ch, const char *method, const ProtobufCMes
     return rc;
 }
 
+/* As the user, if there is one. */
+static bd_status ask_as_user(etcd *e, size_t at, const char *method,
+                             const ProtobufCMessage *request,
+                             const ProtobufCMessageDescriptor *type, int64_t try_ms,
+                             ProtobufCMessage **reply, bd_err *err)
+{
+    bd_status rc = etcd_login(e, at, 0, try_ms, err);
+    uint64_t seen = atomic_load(&e->n_logins);
+    if (rc == BD_OK) {
+        rc = etcd_ask_one(e->channels[at], method, request, type, try_ms, reply, err);
+    }
+    if (rc != BD_OK && e->user != NULL && seen > 0 && etcd_wants_login(err)) {
+        rc = etcd_login(e, at, seen, try_ms, err);
+        if (rc == BD_OK) {
+            rc = etcd_ask_one(e->channels[at], method, request, type, try_ms, reply, err);
+        }
+    }
+    return rc;
+}
+
 /* All endpoints once, beginning with the one that answered last. */
 static bd_status ask_all(etcd *e, const char *method, const ProtobufCMessage *request,
                          const ProtobufCMessageDescriptor *type, ProtobufCMessage **reply,
@@ -41,7 +61,7 @@ static bd_status ask_all(etcd *e, const char *method, const ProtobufCMessage *re
     int64_t try_ms = e->base.store.wait_ms < TRY_MS ? e->base.store.wait_ms : TRY_MS;
     for (size_t i = 0; i < e->n_channels; i++) {
         size_t at = (first + i) % e->n_channels;
-        rc = ask_one(e->channels[at], method, request, type, try_ms, reply, err);
+        rc = ask_as_user(e, at, method, request, type, try_ms, reply, err);
         if (rc == BD_OK) {
             atomic_store(&e->current, at);
         }
@@ -60,6 +80,7 @@ bd_status etcd_ask(etcd *e, const char *method, const ProtobufCMessage *request,
     bd_err local = BD_ERR_INIT;
     while (ask_all(e, method, request, reply_type, reply, &local) != BD_OK) {
         if (!rpc_store_again(&trouble, e->name, e->base.store.wait_ms, &local)) {
+            etcd_explain(e, &local);
             return bd_err_set(err, local.code, "%s", bd_err_text(&local));
         }
     }
@@ -181,8 +202,10 @@ void etcd_watch(etcd *e, const char *full_key, int64_t start_revision, int64_t t
     ProtobufCMessage *got =
         converse(e, "/etcdserverpb.Watch/Watch", &req.base,
                  &etcdserverpb__watch_response__descriptor, is_change, timeout_ms);
-    if (got == NULL && bd_mono_ns() - start_ns < 100 * BD_NS_PER_MS) {
-        bd_sleep_ms(timeout_ms < 100 ? timeout_ms : 100); /* nobody there: do not storm */
+    bool refused =
+        got == NULL || ((const Etcdserverpb__WatchResponse *)(const void *)got)->canceled;
+    if (refused && bd_mono_ns() - start_ns < 100 * BD_NS_PER_MS) {
+        bd_sleep_ms(timeout_ms < 100 ? timeout_ms : 100); /* do not storm */
     }
     px_unpacked_free(got);
 }
@@ -322,6 +345,9 @@ static void etcd_free(rpc_store *s)
         bd_free(l);
     }
     (void)pthread_mutex_destroy(&e->lock);
+    (void)pthread_mutex_destroy(&e->login);
+    bd_free(e->user);
+    bd_free(e->password_file);
     bd_free(e->channels);
     bd_free(e->prefix);
     bd_free(e->name);
@@ -333,8 +359,10 @@ static bd_status connect_all(etcd *e, rpc_env *env, char *endpoints, bool allow_
 {
     char *rest = NULL;
     bd_status rc = BD_OK;
-    const rpc_channel_options opt = {
-        .name = e->name, .allow_insecure = allow_insecure, .connect_timeout_ms = TRY_MS};
+    const rpc_channel_options opt = {.name = e->name,
+                                     .allow_insecure = allow_insecure,
+                                     .connect_timeout_ms = TRY_MS,
+                                     .to_etcd = true};
     e->channels = bd_calloc(MAX_ENDPOINTS, sizeof(rpc_channel *));
     if (e->channels == NULL) {
         return bd_err_set(err, BD_E_NOMEM, "etcd");
@@ -356,6 +384,7 @@ bd_status etcd_io_new(rpc_env *env, const char *url, const rpc_store_options *op
                       bd_err *err)
 {
     etcd *e = bd_calloc(1, sizeof *e);
+    const rpc_security *sec = env->security;
     const char *slash = strchr(url, '/');
     size_t n = slash == NULL ? strlen(url) : (size_t)(slash - url);
     char *endpoints = bd_strfmt("%.*s", (int)n, url);
@@ -365,11 +394,16 @@ bd_status etcd_io_new(rpc_env *env, const char *url, const rpc_store_options *op
         return bd_err_set(err, BD_E_NOMEM, "etcd");
     }
     (void)pthread_mutex_init(&e->lock, NULL);
+    (void)pthread_mutex_init(&e->login, NULL);
     e->base.store.wait_ms = opt->wait_ms;
     e->base.store.free = etcd_free;
     e->name = bd_strfmt("etcd (%s)", endpoints);
     e->prefix = bd_strdup(slash != NULL && slash[1] != '\0' ? slash + 1 : "braid");
-    bd_status rc = e->name == NULL || e->prefix == NULL
+    bool has_user = sec != NULL && sec->etcd_user != NULL;
+    e->user = has_user ? bd_strdup(sec->etcd_user) : NULL;
+    e->password_file = has_user ? bd_strdup(sec->etcd_password_file) : NULL;
+    bd_status rc = e->name == NULL || e->prefix == NULL ||
+                           (has_user && (e->user == NULL || e->password_file == NULL))
                        ? bd_err_set(err, BD_E_NOMEM, "etcd")
                        : connect_all(e, env, endpoints, opt->allow_insecure, err);
     bd_free(endpoints);

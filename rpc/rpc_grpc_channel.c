@@ -68,8 +68,8 @@ static grpc_channel *core_channel_new(const gr_channel *ch, const rpc_certs *cer
         {0},                                            /* room for the server's name */
     };
     size_t n = sizeof args / sizeof args[0] - 1;
-    const rpc_security *sec = ch->base.env->security;
-    if (certs != NULL && certs->ca != NULL && sec->server_name != NULL) {
+    const rpc_security *sec = ch->base.security;
+    if (certs != NULL && certs->ca != NULL && sec->server_name != NULL && !ch->base.to_etcd) {
         args[n++] = text_arg(GRPC_SSL_TARGET_NAME_OVERRIDE_ARG, sec->server_name);
     }
     grpc_channel_args list = {n, args};
@@ -89,7 +89,7 @@ void gr_core_unref(gr_core *core)
 
 static gr_core *core_new(const gr_channel *ch)
 {
-    rpc_security *sec = ch->base.env->security;
+    rpc_security *sec = ch->base.security;
     gr_core *core = bd_calloc(1, sizeof *core);
     if (core == NULL) {
         return NULL;
@@ -108,7 +108,7 @@ static gr_core *core_new(const gr_channel *ch)
  * long as its calls. */
 static gr_core *core_now(gr_channel *ch)
 {
-    rpc_security *sec = ch->base.env->security;
+    rpc_security *sec = ch->base.security;
     rpc_security_poll(sec, bd_mono_ns());
     (void)pthread_mutex_lock(&ch->core_lock);
     gr_core *old = NULL;
@@ -177,7 +177,7 @@ grpc_call *gr_channel_call(rpc_channel *base, const char *method, gpr_timespec d
                            gr_core **core)
 {
     gr_channel *ch = (gr_channel *)base;
-    *core = rpc_security_calls_tls(base->env->security) ? core_now(ch) : NULL;
+    *core = rpc_security_calls_tls(base->security) ? core_now(ch) : NULL;
     grpc_slice path = grpc_slice_from_copied_string(method);
     grpc_call *call = grpc_channel_create_call(
         (*core != NULL ? *core : ch->core)->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
@@ -324,7 +324,7 @@ bd_status gr_try_start(rpc_call *c, bd_err *err)
     grpc_metadata_array_init(&t->trailing);
     t->details = grpc_empty_slice();
     grpc_call *call = gr_channel_call(c->ch, c->method, deadline_of(c), &t->core);
-    t->n_auth = gr_auth_fill(c->ch->env, &t->auth);
+    t->n_auth = gr_auth_fill(c->ch, &t->auth);
     t->call = call;
     fill_ops(t, ops);
     gr_tag_publish(&t->tag);

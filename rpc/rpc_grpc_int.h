@@ -90,8 +90,8 @@ typedef struct gr_tls_feed {
 /* Plain text without certificates. Released by the caller. */
 grpc_channel_credentials *gr_channel_creds(const rpc_certs *c);
 grpc_server_credentials *gr_server_creds(gr_tls_feed *f);
-/* The call's `authorization`: 0 or 1 entry, which lives until gr_auth_release. */
-size_t gr_auth_fill(rpc_env *env, grpc_metadata *md);
+/* The call's `authorization` (etcd: `token`): 0 or 1 entry, which lives until gr_auth_release. */
+size_t gr_auth_fill(rpc_channel *ch, grpc_metadata *md);
 void gr_auth_release(grpc_metadata *md, size_t n);
 const grpc_metadata *gr_metadata_find(const grpc_metadata_array *a, const char *key);
 

@@ -434,7 +434,7 @@ bd_status gr_stream_open(rpc_channel *ch, const char *method, const rpc_stream_e
     rpc_stream_count_start(&s->base, RPC_CLIENT_SIDE, method, bd_mono_ns());
     atomic_fetch_add_explicit(&ch->refs, 1, memory_order_relaxed);
     s->call = gr_channel_call(ch, method, gpr_inf_future(GPR_CLOCK_MONOTONIC), &s->core);
-    s->n_auth = gr_auth_fill(ch->env, &s->auth);
+    s->n_auth = gr_auth_fill(ch, &s->auth);
     if (!rpc_channel_enter_stream(ch, &s->base)) {
         grpc_call_unref(s->call);
         gr_core_unref(s->core);

@@ -53,15 +53,14 @@ static void on_slice_gone(void *user)
     rpc_own_token_unref(user);
 }
 
-size_t gr_auth_fill(rpc_env *env, grpc_metadata *md)
+size_t gr_auth_fill(rpc_channel *ch, grpc_metadata *md)
 {
-    if (env->security == NULL || !env->security->has_own) {
+    rpc_own_token *t = rpc_channel_token(ch);
+    if (t == NULL) {
         return 0;
     }
-    rpc_security_poll(env->security, bd_mono_ns());
-    rpc_own_token *t = rpc_security_own(env->security);
     *md = (grpc_metadata){0};
-    md->key = grpc_slice_from_static_string(RPC_AUTH_KEY);
+    md->key = grpc_slice_from_static_string(ch->to_etcd ? RPC_ETCD_AUTH_KEY : RPC_AUTH_KEY);
     md->value = grpc_slice_new_with_user_data(t->text, t->n, on_slice_gone, t);
     return 1;
 }

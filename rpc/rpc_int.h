@@ -27,6 +27,7 @@
 #define RPC_SERVER_MAX_REQS    1024
 #define RPC_CONNECT_TIMEOUT_MS 5000
 #define RPC_AUTH_KEY           "authorization" /* metadata */
+#define RPC_ETCD_AUTH_KEY      "token"
 
 /* A one-shot event one thread waits for. */
 typedef struct rpc_wait {
@@ -52,13 +53,17 @@ struct rpc_channel {
     const rpc_transport *t;
     rpc_env *env;
     char *name; /* owned */
+    /* Fixed; borrowed from the env: certificates for this peer. NULL: none. */
+    rpc_security *security;
+    bool to_etcd; /* fixed */
     _Atomic int refs;
     _Atomic uint64_t n_calls; /* so far */
     pthread_mutex_t lock;     /* guards the fields below */
     bool closed;
-    rpc_call *calls;     /* open ones */
-    rpc_stream *streams; /* open ones */
-    rpc_wait *idle;      /* posted when the last open one goes; set by rpc_channel_free */
+    rpc_own_token *token; /* shared; of a channel to etcd; NULL: none */
+    rpc_call *calls;      /* open ones */
+    rpc_stream *streams;  /* open ones */
+    rpc_wait *idle;       /* posted when the last open one goes; set by rpc_channel_free */
 };
 
 typedef enum rpc_call_state { RPC_CALL_TRYING, RPC_CALL_BACKOFF, RPC_CALL_DONE } rpc_call_state;
@@ -175,6 +180,8 @@ struct rpc_transport {
 bd_status rpc_channel_init(rpc_channel *ch, rpc_env *env, const char *target,
                            const rpc_channel_options *opt);
 void rpc_channel_deinit(rpc_channel *ch);
+/* What the next call on it carries; NULL: nothing. rpc_own_token_unref. */
+rpc_own_token *rpc_channel_token(rpc_channel *ch);
 void rpc_channel_unref(rpc_channel *ch);
 /* Enters or leaves the list of open streams; enter is false when the channel is closed. */
 bool rpc_channel_enter_stream(rpc_channel *ch, rpc_stream *s);

@@ -58,27 +58,31 @@ static bd_status read_optional(const char *what, const char *path, char **out, b
     return path != NULL ? rpc_file_read(what, path, out, err) : BD_OK;
 }
 
-static bd_status certs_load(const rpc_watch *w, rpc_certs **out, bd_err *err)
+static bd_status certs_load(const rpc_security *s, rpc_certs **out, bd_err *err)
 {
+    const rpc_watch *w = &s->pem_watch;
+    const char *ca_option = s->is_etcds ? "etcd_ca" : "tls_ca";
+    const char *cert_option = s->is_etcds ? "etcd_cert" : "tls_cert";
+    const char *key_option = s->is_etcds ? "etcd_key" : "tls_key";
     rpc_certs *c = bd_calloc(1, sizeof *c);
     if (c == NULL) {
         return bd_err_set(err, BD_E_NOMEM, "certificates: out of memory");
     }
     atomic_init(&c->refs, 1);
     const char *cert = w->files[1].path, *ca = w->files[0].path;
-    bd_status rc = read_optional("tls_ca", ca, &c->ca, err);
+    bd_status rc = read_optional(ca_option, ca, &c->ca, err);
     if (rc == BD_OK) {
-        rc = read_optional("tls_cert", cert, &c->cert, err);
+        rc = read_optional(cert_option, cert, &c->cert, err);
     }
     if (rc == BD_OK) {
-        rc = read_optional("tls_key", w->files[2].path, &c->key, err);
+        rc = read_optional(key_option, w->files[2].path, &c->key, err);
     }
     if (rc == BD_OK && ca != NULL && rpc_pem_check_ca(c->ca, err) != BD_OK) {
-        rc = bd_err_wrap(err, "tls_ca: %s", ca);
+        rc = bd_err_wrap(err, "%s: %s", ca_option, ca);
     }
     if (rc == BD_OK && cert != NULL &&
         rpc_pem_check_pair(c->cert, c->key, &c->not_after_s, err) != BD_OK) {
-        rc = bd_err_wrap(err, "tls_cert: %s", cert);
+        rc = bd_err_wrap(err, "%s: %s", cert_option, cert);
     }
     if (rc != BD_OK) {
         rpc_certs_unref(c);
@@ -96,7 +100,7 @@ static bool same_text(const char *a, const char *b)
 /* is_first: at the start. */
 static void tell_certs(const rpc_security *s, const rpc_certs *c, bool is_first)
 {
-    if (s->has_cert) {
+    if (s->has_cert && !s->is_etcds) {
         bd_metric_set(&m_expiry, (double)c->not_after_s);
     }
     if (!is_first) {
@@ -108,7 +112,7 @@ static void tell_certs(const rpc_security *s, const rpc_certs *c, bool is_first)
 static bd_status certs_renew(rpc_security *s, bd_err *err)
 {
     rpc_certs *c = NULL;
-    bd_status rc = certs_load(&s->pem_watch, &c, err);
+    bd_status rc = certs_load(s, &c, err);
     if (rc != BD_OK || c == NULL) {
         return rc;
     }
@@ -280,6 +284,9 @@ void rpc_security_poll(rpc_security *s, int64_t now_ns)
 
 /* ---- start and end ---- */
 
+static bd_status make(const rpc_security_options *opt, bool is_etcds, rpc_security **out,
+                      bd_err *err);
+
 static bd_status check(const rpc_security_options *o, bd_err *err)
 {
     if (is_set(o->cert_file) != is_set(o->key_file)) {
@@ -294,6 +301,37 @@ static bd_status check(const rpc_security_options *o, bd_err *err)
         return bd_err_set(err, BD_E_USAGE, "tls_server_name: needs tls_ca");
     }
     return BD_OK;
+}
+
+static bool has_etcd_certs(const rpc_security_options *o)
+{
+    return is_set(o->etcd_ca_file) || is_set(o->etcd_cert_file) || is_set(o->etcd_key_file);
+}
+
+/* What belongs to channels to etcd. */
+static bd_status set_up_etcd(rpc_security *s, const rpc_security_options *o, bd_err *err)
+{
+    bool has_user = is_set(o->etcd_user);
+    const rpc_security_options own = {.ca_file = o->etcd_ca_file,
+                                      .cert_file = o->etcd_cert_file,
+                                      .key_file = o->etcd_key_file,
+                                      .look_ms = o->look_ms};
+    if (has_user != is_set(o->etcd_password_file)) {
+        return bd_err_set(err, BD_E_USAGE, "etcd_user and etcd_password_file: one needs the other");
+    }
+    if (has_etcd_certs(o) &&
+        (!is_set(o->etcd_ca_file) || is_set(o->etcd_cert_file) != is_set(o->etcd_key_file))) {
+        return bd_err_set(err, BD_E_USAGE,
+                          "etcd_cert, etcd_key: one needs the other, and both need etcd_ca");
+    }
+    if (has_user) {
+        s->etcd_user = bd_strdup(o->etcd_user);
+        s->etcd_password_file = bd_strdup(o->etcd_password_file);
+        if (s->etcd_user == NULL || s->etcd_password_file == NULL) {
+            return bd_err_set(err, BD_E_NOMEM, "security: out of memory");
+        }
+    }
+    return has_etcd_certs(o) ? make(&own, true, &s->etcd, err) : BD_OK;
 }
 
 static bd_status set_up(rpc_security *s, const rpc_security_options *o)
@@ -336,27 +374,22 @@ static bd_status load_first(rpc_security *s, bd_err *err)
     return rc;
 }
 
-bd_status rpc_security_new(const rpc_security_options *opt, rpc_security **out, bd_err *err)
+/* opt asks for something. */
+static bd_status make(const rpc_security_options *opt, bool is_etcds, rpc_security **out,
+                      bd_err *err)
 {
-    *out = NULL;
-    if (opt == NULL) {
-        return BD_OK;
-    }
-    bd_status rc = check(opt, err);
-    if (rc != BD_OK || (!is_set(opt->ca_file) && !is_set(opt->cert_file) &&
-                        !is_set(opt->token_file) && !is_set(opt->tokens_file))) {
-        return rc;
-    }
     rpc_security *s = bd_calloc(1, sizeof *s);
     if (s == NULL) {
         return bd_err_set(err, BD_E_NOMEM, "security: out of memory");
     }
+    s->is_etcds = is_etcds;
     s->look_every_ns = (opt->look_ms > 0 ? opt->look_ms : LOOK_MS) * BD_NS_PER_MS;
     rpc_security_register_metrics();
     (void)pthread_mutex_init(&s->lock, NULL);
     (void)pthread_mutex_init(&s->look, NULL);
-    rc = set_up(s, opt);
+    bd_status rc = set_up(s, opt);
     rc = rc == BD_OK ? load_first(s, err) : bd_err_set(err, rc, "security: out of memory");
+    rc = rc == BD_OK ? set_up_etcd(s, opt, err) : rc;
     if (rc != BD_OK) {
         rpc_security_free(s);
         return rc;
@@ -365,11 +398,29 @@ bd_status rpc_security_new(const rpc_security_options *opt, rpc_security **out, 
     return BD_OK;
 }
 
+bd_status rpc_security_new(const rpc_security_options *opt, rpc_security **out, bd_err *err)
+{
+    *out = NULL;
+    if (opt == NULL) {
+        return BD_OK;
+    }
+    bd_status rc = check(opt, err);
+    bool is_etcd = has_etcd_certs(opt) || is_set(opt->etcd_user) || is_set(opt->etcd_password_file);
+    if (rc != BD_OK || (!is_set(opt->ca_file) && !is_set(opt->cert_file) &&
+                        !is_set(opt->token_file) && !is_set(opt->tokens_file) && !is_etcd)) {
+        return rc;
+    }
+    return make(opt, false, out, err);
+}
+
 void rpc_security_free(rpc_security *s)
 {
     if (s == NULL) {
         return;
     }
+    rpc_security_free(s->etcd);
+    bd_free(s->etcd_user);
+    bd_free(s->etcd_password_file);
     rpc_certs_unref(s->certs);
     rpc_own_token_unref(s->own);
     rpc_tokens_unref(s->tokens);

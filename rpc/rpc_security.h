@@ -44,8 +44,12 @@ typedef struct rpc_security_options {
                                 called */
     const char *token_file;  /* channels: one token, sent with each call */
     const char *tokens_file; /* servers: the list; every call but health's needs one of them */
-    bool allow_insecure;     /* channels: send the token in plain text to another host */
-    int64_t look_ms;         /* how often calls make it look whether a file was replaced, 0: 1000 */
+    bool allow_insecure;     /* channels: send token and password in plain text to another host */
+    /* Channels to etcd (rpc_store.h). PEM files as above, where etcd has authorities of its own:
+     * etcd_ca_file makes them TLS; without any of the three: ca_file, cert_file and key_file. */
+    const char *etcd_ca_file, *etcd_cert_file, *etcd_key_file;
+    const char *etcd_user, *etcd_password_file; /* etcd's users; the file is read at each login */
+    int64_t look_ms; /* how often calls make it look whether a file was replaced, 0: 1000 */
 } rpc_security_options;
 
 /* "none", "read", "train", "admin". */

@@ -38,8 +38,12 @@ typedef struct rpc_own_token {
 
 typedef struct rpc_security {
     bool has_ca, has_cert, has_own, has_tokens; /* fixed */
+    bool is_etcds;                              /* fixed: the `etcd` of another one */
     bool require_client_cert, allow_insecure;
     char *server_name; /* owned, NULL: none */
+    /* Fixed. etcd: certificates for channels to it, NULL: these here; has no user of its own. */
+    struct rpc_security *etcd;
+    char *etcd_user, *etcd_password_file; /* owned, NULL: none */
     _Atomic int64_t next_look_ns;
     int64_t look_every_ns;
     _Atomic uint64_t generation; /* of certs; from 1 */

@@ -44,4 +44,38 @@
             "File with the token this process shows to servers; read again when it changes." \
     }
 
+/* Of every process that may ask etcd. */
+#define RPC_ETCD_ROWS(at)                                                                            \
+    {"etcd_ca",                                                                                      \
+     BD_OPT_STR,                                                                                     \
+     at(etcd_ca_file),                                                                               \
+     "",                                                                                             \
+     0,                                                                                              \
+     0,                                                                                              \
+     NULL,                                                                                           \
+     "PEM file of the authorities that sign etcd's certificates: TLS to etcd; empty, with "          \
+     "etcd_cert empty too: as tls_ca, tls_cert and tls_key."},                                       \
+        {"etcd_cert",                                                                                \
+         BD_OPT_STR,                                                                                 \
+         at(etcd_cert_file),                                                                         \
+         "",                                                                                         \
+         0,                                                                                          \
+         0,                                                                                          \
+         NULL,                                                                                       \
+         "PEM file of the certificate that etcd is shown; read again when it changes."},             \
+        {"etcd_key", BD_OPT_STR, at(etcd_key_file), "", 0, 0, NULL, "PEM file of its private key."}, \
+        {"etcd_user",                                                                                \
+         BD_OPT_STR,                                                                                 \
+         at(etcd_user),                                                                              \
+         "",                                                                                         \
+         0,                                                                                          \
+         0,                                                                                          \
+         NULL,                                                                                       \
+         "User of etcd, where its authentication is enabled; empty: none (or the common "            \
+         "name of etcd_cert)."},                                                                     \
+    {                                                                                                \
+        "etcd_password_file", BD_OPT_STR, at(etcd_password_file), "", 0, 0, NULL,                    \
+            "File with that user's password; read at each login."                                    \
+    }
+
 #endif

@@ -312,6 +312,10 @@ bd_status rpc_store_open(rpc_env *env, const char *url, const rpc_store_options 
 {
     rpc_store_options o = *opt;
     o.wait_ms = o.wait_ms > 0 ? o.wait_ms : 120000;
+    if (strchr(url, '@') != NULL) { /* not shown: there may be a password in it */
+        return bd_err_set(err, BD_E_USAGE,
+                          "store: no user in the address: set etcd_user and etcd_password_file");
+    }
     if (rpc_store_is_etcd(url)) {
         return rpc_etcd_new(env, url + strlen(ETCD_SCHEME), &o, out, err);
     }

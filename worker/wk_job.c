@@ -279,6 +279,7 @@ static const bd_opt wk_process_table[] = {
      "Where the cluster keeps its state, as the servers were told: "
      "etcd://HOST:PORT[,HOST:PORT...][/PREFIX], instead of coordinator."},
     RPC_SECURITY_ROWS(SEC),
+    RPC_ETCD_ROWS(SEC),
     {"bind_host", BD_OPT_STR, AT(process.bind_host), "127.0.0.1", 0, 0, NULL,
      "Address or host name this worker listens on for the ring."},
     {"interface", BD_OPT_STR, AT(process.interface), "", 0, 0, NULL,

@@ -34,7 +34,7 @@ _braid() {
     esac
     ;;
   launch)
-    flags="--help --nnodes --nproc-per-node --node-rank --rdzv-endpoint --rdzv-id --rdzv-backend --rdzv-conf --standalone --master-addr --master-port --local-addr --max-restarts --join-timeout --last-call --monitor-interval --role --log-dir --redirects --tee --local-ranks-filter --module --no-python --coordinator --allow-insecure --tls-client-auth --tokens-file --tls-ca --tls-cert --tls-key --tls-server-name --token-file"
+    flags="--help --nnodes --nproc-per-node --node-rank --rdzv-endpoint --rdzv-id --rdzv-backend --rdzv-conf --standalone --master-addr --master-port --local-addr --max-restarts --join-timeout --last-call --monitor-interval --role --log-dir --redirects --tee --local-ranks-filter --module --no-python --coordinator --allow-insecure --tls-client-auth --tokens-file --tls-ca --tls-cert --tls-key --tls-server-name --token-file --etcd-ca --etcd-cert --etcd-key --etcd-user --etcd-password-file"
     case $prev in
     --nnodes) files=1 ;;
     --nproc-per-node) files=1 ;;
@@ -63,6 +63,11 @@ _braid() {
     --tls-key) files=1 ;;
     --tls-server-name) files=1 ;;
     --token-file) files=1 ;;
+    --etcd-ca) files=1 ;;
+    --etcd-cert) files=1 ;;
+    --etcd-key) files=1 ;;
+    --etcd-user) files=1 ;;
+    --etcd-password-file) files=1 ;;
     *)
       files=1
       ;;
@@ -110,7 +115,7 @@ _braid() {
     esac
     ;;
   ps)
-    flags="--help --coordinator --run-dir --timeout --format --tls-ca --tls-cert --tls-key --tls-server-name --token-file --server --yes"
+    flags="--help --coordinator --run-dir --timeout --format --tls-ca --tls-cert --tls-key --tls-server-name --token-file --etcd-ca --etcd-cert --etcd-key --etcd-user --etcd-password-file --server --yes"
     case $prev in
     --coordinator) files=1 ;;
     --run-dir) files=1 ;;
@@ -121,6 +126,11 @@ _braid() {
     --tls-key) files=1 ;;
     --tls-server-name) files=1 ;;
     --token-file) files=1 ;;
+    --etcd-ca) files=1 ;;
+    --etcd-cert) files=1 ;;
+    --etcd-key) files=1 ;;
+    --etcd-user) files=1 ;;
+    --etcd-password-file) files=1 ;;
     --server) return ;;
     *)
       [ "$COMP_CWORD" = 2 ] && words="status drain undrain health"
@@ -128,7 +138,7 @@ _braid() {
     esac
     ;;
   table)
-    flags="--help --coordinator --run-dir --data-dir --timeout --format --output --input --with-state --top --ps-bin --tls-ca --tls-cert --tls-key --tls-server-name --token-file"
+    flags="--help --coordinator --run-dir --data-dir --timeout --format --output --input --with-state --top --ps-bin --tls-ca --tls-cert --tls-key --tls-server-name --token-file --etcd-ca --etcd-cert --etcd-key --etcd-user --etcd-password-file"
     case $prev in
     --coordinator) files=1 ;;
     --run-dir) files=1 ;;
@@ -144,6 +154,11 @@ _braid() {
     --tls-key) files=1 ;;
     --tls-server-name) files=1 ;;
     --token-file) files=1 ;;
+    --etcd-ca) files=1 ;;
+    --etcd-cert) files=1 ;;
+    --etcd-key) files=1 ;;
+    --etcd-user) files=1 ;;
+    --etcd-password-file) files=1 ;;
     *)
       [ "$COMP_CWORD" = 2 ] && words="list describe get set hot-keys hot export import"
       files=1

@@ -39,6 +39,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   command -v podman >/dev/null || missing+=(podman buildah runc netavark catatonit)
   command -v yamllint >/dev/null || missing+=(yamllint)
   command -v etcd >/dev/null || missing+=(etcd-server)
+  command -v etcdctl >/dev/null || missing+=(etcd-client)
   command -v shellcheck >/dev/null || missing+=(shellcheck)
   if [ ${#missing[@]} -gt 0 ]; then
     DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -q -y --no-install-recommends "${missing[@]}" ||

@@ -280,6 +280,14 @@ static void malformed_files_are_named_at_the_start(void **state)
         {{.ca_file = ca, .token_file = path_of(w, "missing")}, "token_file"},
         {{.token_file = path_of(w, "junk2")}, "token_file"},
         {{.tokens_file = path_of(w, "missing")}, "tokens_file"},
+        {{.etcd_ca_file = path_of(w, "missing")}, "etcd_ca"},
+        {{.etcd_ca_file = key}, "etcd_ca: "},
+        {{.etcd_cert_file = cert, .etcd_key_file = key}, "both need etcd_ca"},
+        {{.etcd_ca_file = ca, .etcd_key_file = key}, "etcd_cert, etcd_key: one needs the other"},
+        {{.etcd_ca_file = ca, .etcd_cert_file = cert, .etcd_key_file = path_of(w, "c_key")},
+         "etcd_cert: "},
+        {{.ca_file = ca, .etcd_user = "u"}, "etcd_user and etcd_password_file"},
+        {{.etcd_password_file = key}, "etcd_user and etcd_password_file"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         bd_err err = BD_ERR_INIT;
@@ -592,6 +600,33 @@ static void a_token_is_not_sent_in_plain_text_to_another_host(void **state)
     rpc_env_free(env);
 }
 
+/* A channel to etcd carries neither this process's token nor, in plain text to another host, a
+ * password. */
+static void secrets_are_not_shown_to_etcd(void **state)
+{
+    world *w = *state;
+    bd_err err = BD_ERR_INIT;
+    rpc_channel_options co = {.allow_insecure = true, .to_etcd = true};
+    rpc_channel *other = NULL;
+    server_start(w, &(rpc_security_options){.tokens_file = path_of(w, "tokens")});
+    rpc_security_options sec = with_token(w, "read");
+    client c = client_new(w, &sec);
+    assert_int_equal(call_on(&c, LOOKUP, &plain, &err), BD_OK);
+    rpc_channel_free(c.ch);
+    assert_int_equal(rpc_channel_new(c.env, w->target, &co, &c.ch, &err), BD_OK);
+    assert_int_equal(call_on(&c, LOOKUP, &plain, &err), BD_E_UNAUTHENTICATED);
+    assert_int_equal(rpc_channel_set_token(c.ch, READ_TOKEN, &err), BD_OK); /* not as a bearer */
+    assert_int_equal(call_on(&c, LOOKUP, &plain, &err), BD_E_UNAUTHENTICATED);
+    assert_int_equal(rpc_channel_new(c.env, "etcd.example.org:2379", &co, &other, &err), BD_OK);
+    rpc_channel_free(other);
+    client_free(&c);
+    sec = (rpc_security_options){.etcd_user = "u", .etcd_password_file = path_of(w, "read")};
+    c = client_new(w, &sec);
+    assert_int_equal(rpc_channel_new(c.env, "etcd.example.org:2379", &co, &other, &err),
+                     BD_E_DENIED);
+    client_free(&c);
+}
+
 /* The same gate stands before the in-memory network; its files are looked at in virtual time. */
 static void tokens_hold_in_memory_too(void **state)
 {
@@ -685,6 +720,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(tokens_rotate_without_a_restart, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_malformed_list_is_refused_and_leaks_nothing, set_up,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(secrets_are_not_shown_to_etcd, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_token_is_not_sent_in_plain_text_to_another_host, set_up,
                                         tear_down),
     };

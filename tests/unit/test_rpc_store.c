@@ -401,6 +401,9 @@ static void urls_are_checked(void **state)
     assert_int_equal(rpc_store_open(w.env, "redis://h:1", &opt, &s, &err), BD_E_USAGE);
     assert_int_equal(rpc_store_open(w.env, "etcd://", &opt, &s, &err), BD_E_USAGE);
     assert_int_equal(rpc_store_open(w.env, "", &opt, &s, &err), BD_E_USAGE);
+    /* What may hold a password is not repeated. */
+    assert_int_equal(rpc_store_open(w.env, "etcd://me:secret@h:1", &opt, &s, &err), BD_E_USAGE);
+    assert_null(strstr(err.text, "secret"));
     must(rpc_store_open(w.env, "etcd://127.0.0.1:1,127.0.0.1:2/job", &opt, &s, &err), &err);
     assert_int_equal(s->kv->set(s->kv, "k", "v", 1, &err), BD_E_UNAVAILABLE);
     assert_int_equal(strncmp(err.text, "etcd (127.0.0.1:1,127.0.0.1:2): waited ", 39), 0);
