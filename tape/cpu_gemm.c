@@ -4,11 +4,6 @@
 #include <limits.h>
 #include <string.h>
 
-void tp_cpu_blas_threads(int n_threads)
-{
-    openblas_set_num_threads(n_threads);
-}
-
 static bool fits_blas(size_t v)
 {
     return v <= INT_MAX;

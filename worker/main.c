@@ -6,6 +6,7 @@
 #include "base/mem.h"
 
 #include "rpc/rpc.h"
+#include "tape/blas.h"
 #include "worker/wk_run.h"
 
 #include <signal.h>
@@ -70,7 +71,10 @@ static void print_options(bool man)
             "Every option can be given as BRAID_<OPTION>, in upper case and with underscores for\n"
             "dots and dashes; flags win. Rank, world and coordinator are also read from RANK,\n"
             "WORLD_SIZE, PET_NODE_RANK, PET_NNODES, JOB_COMPLETION_INDEX, MASTER_ADDR with\n"
-            "MASTER_PORT, PET_MASTER_ADDR with PET_MASTER_PORT.",
+            "MASTER_PORT, PET_MASTER_ADDR with PET_MASTER_PORT.\n"
+            "OPENBLAS_CORETYPE names the kernels of matrix products; where it is not set and "
+            "OpenBLAS\n"
+            "does not know the CPU, the worker sets it and starts itself again.",
         .see_also = "braid(1), braid-ps(8)"};
     const bd_opt *table = man ? wk_job_all_options(&n) : wk_job_table(&n);
     if (man) {
@@ -142,6 +146,7 @@ int main(int argc, char **argv)
 {
     wk_job job;
     bool help = false;
+    tp_blas_start(argv);
     rpc_tune_process();
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--version") == 0) {

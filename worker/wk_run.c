@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+#include "tape/blas.h"
 #include "worker/wk_eval.h"
 #include "worker/wk_rdzv.h"
 #include "worker/wk_train.h"
@@ -252,8 +253,10 @@ static int compute_threads(const wk_job *job)
 
 static bd_status build_model(parts *p, bd_err *err)
 {
-    bd_status rc = tp_device_new_cpu(compute_threads(p->job), &p->dev, err);
+    const int n_threads = compute_threads(p->job);
+    bd_status rc = tp_device_new_cpu(n_threads, &p->dev, err);
     if (rc == BD_OK) {
+        BD_LOG(INFO, "compute", "threads", n_threads, "matrix_kernels", tp_blas_kernels());
         rc = wk_net_init(&p->net, p->job, &p->data, p->sparse, p->dev, err);
     }
     return rc == BD_OK ? wk_net_create_tables(&p->net, err) : rc;

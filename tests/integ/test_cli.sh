@@ -33,6 +33,16 @@ for option in $("$bin/braid" help launch | grep -oE '^  --[a-z_]+' | tr -d ' -')
   check "braid(1) has launch's $option" grep -qF "\\fB\\-\\-${option//_/\\-}\\fR" "$work/braid.1"
 done
 
+# ---- kernels ----
+# A BLAS that does not know the CPU must not leave the worker with kernels of 2004: OpenBLAS says
+# what it takes each time it is loaded, and the last time counts.
+last_kernels() { OPENBLAS_VERBOSE=2 "$@" 2>&1 | sed -n 's/^Core: *//p' | tail -1; }
+if grep -qw avx2 /proc/cpuinfo && [ -n "$(last_kernels "$bin/braid-worker" --version)" ]; then
+  check "matrix kernels use AVX2" sh -c "! echo '$(last_kernels "$bin/braid-worker" --version)' |
+    grep -qiE '^(prescott|core2|penryn|dunnington|nehalem|atom|nano|opteron.*|athlon|barcelona|bobcat|generic|sandybridge|bulldozer)\$'"
+  check "the user's choice stays" test "$(OPENBLAS_CORETYPE=Haswell last_kernels "$bin/braid-worker" --version)" = Haswell
+fi
+
 # ---- completion ----
 for pair in bash:braid.bash zsh:_braid fish:braid.fish; do
   "$bin/braid" completion "${pair%%:*}" >"$work/${pair#*:}"
