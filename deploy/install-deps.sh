@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Braid needs to build and test on Debian 12 or Ubuntu 24.04, and nothing that is there
 # already. Says what it does; uses sudo only when not root and something is missing.
-#   deploy/install-deps.sh [--list]   --list only prints what is missing
+#   deploy/install-deps.sh [--list|--names]   --list only prints what is missing, --names all of them
 set -euo pipefail
 
 packages=(
@@ -13,6 +13,10 @@ packages=(
   python3-numpy python3-protobuf # tests of the Python client and of the wire format
 )
 
+if [ "${1:-}" = --names ]; then
+  printf '%s\n' "${packages[@]}"
+  exit 0
+fi
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
   echo "error: install-deps.sh knows Debian and Ubuntu (apt) only; the libraries are listed in it and in deploy/README.md" >&2
   exit 2

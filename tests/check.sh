@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: tests/check.sh [STAGE...]   the slower checks; stages: tidy asan tsan fuzz pods (default: all)
+# usage: tests/check.sh [STAGE...]   the slower checks; stages: tidy asan tsan fuzz pods image (default: all)
 #
 # Build folders: build-tidy, build-asan, build-tsan, build-fuzz.
 # Each stage stops at its first failing step; all stages run, and the exit status says if one failed.
@@ -8,7 +8,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(tidy asan tsan fuzz pods)
+[ ${#stages[@]} -gt 0 ] || stages=(tidy asan tsan fuzz pods image)
 
 # Every test executable of a configured folder; integration tests need their time limits.
 test_targets() { # folder
@@ -102,10 +102,20 @@ stage_pods() {
   PODS=podman bash tests/integ/test_pods.sh "$dir" && HEAVY=1 bash tests/integ/test_pod_memory.sh "$dir"
 }
 
+# The image, compiled by its own file, on a base of the packages that are installed here: no network.
+stage_image() {
+  local dir=${BUILD:-build}
+  if [ ! -x "$dir/bin/braid-ps" ]; then
+    echo "SKIP: image: $dir is not built"
+    return 0
+  fi
+  BASE=local bash tests/integ/test_container.sh "$dir"
+}
+
 failed=()
 for stage in "${stages[@]}"; do
   if ! declare -F "stage_$stage" >/dev/null; then
-    echo "check: no stage $stage; stages are tidy asan tsan fuzz pods" >&2
+    echo "check: no stage $stage; stages are tidy asan tsan fuzz pods image" >&2
     exit 2
   fi
   echo "== $stage"

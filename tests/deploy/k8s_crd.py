@@ -1,10 +1,8 @@
 """Fields of the custom resources that deploy/k8s uses, for a strict check: a field that is not here is
-an error, a value of another type too. Those of JobSet and Kubeflow Trainer are the projects' own
-(crd/README.md); the others are written from the API documents, and hold only what Braid's manifests
-may use.
+an error, a value of another type too. They are the projects' own (crd/README.md).
 
-A schema is a type (str, int, bool), a set of texts, [schema] for a list, a dict of fields, or one of
-the words below. A field name that begins with "!" is required. "#" in a dict: text -> that schema.
+A schema is a type (str, int, bool), a set of texts, [schema] for a list, a dict of fields, a compiled pattern, or
+one of the words below. A field name that begins with "!" is required. "#" in a dict: text -> that schema.
 """
 import json
 import os
@@ -12,12 +10,11 @@ import re
 
 METADATA = {"!name": str, "namespace": str, "labels": {"#": str}, "annotations": {"#": str}}
 TEMPLATE_METADATA = {"labels": {"#": str}, "annotations": {"#": str}}
-SELECTOR = {"matchLabels": {"#": str},
-            "matchExpressions": [{"!key": str, "!operator": {"In", "NotIn", "Exists", "DoesNotExist"}, "values": [str]}]}
 
 # Checked as a batch/v1 Job by the Kubernetes schemas.
 JOB_SPEC = "job spec"
 DURATION = "duration"
+SCALAR = "a number or a text"
 ANY = "anything"
 
 # Texts that a field may hold, by model and field: the vendored models say no more than str.
@@ -30,28 +27,37 @@ VALUES = {
         {"BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy"}],
     "JobsetV1alpha2StartupPolicy.startupPolicyOrder": {"AnyOrder", "InOrder"},
     "JobsetV1alpha2SuccessPolicy.operator": {"All", "Any"},
+    "CertManagerCertificateSpec.duration": DURATION,
+    "CertManagerCertificateSpec.renewBefore": DURATION,
+    "CertManagerIssuerRef.group": {"cert-manager.io"},
+    "CertManagerIssuerRef.kind": {"Issuer", "ClusterIssuer"},
     "TrainerV1alpha1RuntimeRef.apiGroup": {"trainer.kubeflow.org"},
     "TrainerV1alpha1RuntimeRef.kind": {"ClusterTrainingRuntime", "TrainingRuntime"},
 }
 
 
 class Vendored:
-    """Schemas, in the form of this file, of the models in crd/kubeflow_trainer.json."""
+    """Schemas, in the form of this file, of the models in crd/*.json."""
 
     def __init__(self):
-        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "crd", "kubeflow_trainer.json")
-        with open(path, encoding="utf-8") as f:
-            self.models = json.load(f)["models"]
+        self.models = {}
+        for name in ("kubeflow_trainer", "operators"):
+            path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "crd", f"{name}.json")
+            with open(path, encoding="utf-8") as f:
+                self.models.update(json.load(f)["models"])
         unknown = [name for name in VALUES if not self.has(*name.split("."))]
         if unknown:
-            raise KeyError(f"VALUES names fields that {path} has not: {unknown}")
+            raise KeyError(f"VALUES names fields that crd/*.json have not: {unknown}")
 
     def has(self, model, field):
         return not {field, "!" + field}.isdisjoint(self.models.get(model, {}))
 
     def of(self, t):
         if isinstance(t, list):
-            return [self.of(t[1])] if t[0] == "list" else {"#": self.of(t[1])}
+            return {"list": lambda: [self.of(t[1])], "map": lambda: {"#": self.of(t[1])}, "enum": lambda: set(t[1:]),
+                    "pattern": lambda: re.compile(t[1])}[t[0]]()
+        if t == "scalar":
+            return SCALAR
         if t in ("str", "int", "bool"):
             return {"str": str, "int": int, "bool": bool}[t]
         if t == "IoK8sApiBatchV1JobTemplateSpec":
@@ -69,33 +75,16 @@ class Vendored:
 
 VENDORED = Vendored()
 
-ENDPOINT = {"!port": str, "path": str, "scheme": {"http", "https"}, "interval": DURATION, "scrapeTimeout": DURATION,
-            "honorLabels": bool}
-
 SPECS = {
     ("jobset.x-k8s.io/v1alpha2", "JobSet"): VENDORED.spec("JobsetV1alpha2JobSet"),
     ("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime"):
         VENDORED.spec("TrainerV1alpha1ClusterTrainingRuntime"),
     ("trainer.kubeflow.org/v1alpha1", "TrainJob"): VENDORED.spec("TrainerV1alpha1TrainJob"),
-    ("monitoring.coreos.com/v1", "ServiceMonitor"): {
-        "!selector": SELECTOR, "!endpoints": [ENDPOINT], "jobLabel": str, "namespaceSelector": {"matchNames": [str]},
-    },
-    ("monitoring.coreos.com/v1", "PodMonitor"): {
-        "!selector": SELECTOR, "!podMetricsEndpoints": [ENDPOINT], "jobLabel": str,
-        "namespaceSelector": {"matchNames": [str]},
-    },
-    ("monitoring.coreos.com/v1", "PrometheusRule"): {
-        "!groups": [{"!name": str, "interval": DURATION,
-                     "!rules": [{"alert": str, "record": str, "!expr": str, "for": DURATION,
-                                 "labels": {"#": str}, "annotations": {"#": str}}]}],
-    },
-    ("cert-manager.io/v1", "Certificate"): {
-        "!secretName": str, "commonName": str, "dnsNames": [str], "duration": DURATION, "renewBefore": DURATION,
-        "isCA": bool, "usages": [{"server auth", "client auth", "cert sign", "digital signature", "key encipherment"}],
-        "privateKey": {"algorithm": {"RSA", "ECDSA", "Ed25519"}, "size": int, "rotationPolicy": {"Never", "Always"}},
-        "!issuerRef": {"!name": str, "kind": {"Issuer", "ClusterIssuer"}, "group": {"cert-manager.io"}},
-    },
-    ("cert-manager.io/v1", "Issuer"): {"selfSigned": {}, "ca": {"!secretName": str}},
+    ("monitoring.coreos.com/v1", "ServiceMonitor"): VENDORED.of("PrometheusOperatorServiceMonitorSpec"),
+    ("monitoring.coreos.com/v1", "PodMonitor"): VENDORED.of("PrometheusOperatorPodMonitorSpec"),
+    ("monitoring.coreos.com/v1", "PrometheusRule"): VENDORED.of("PrometheusOperatorPrometheusRuleSpec"),
+    ("cert-manager.io/v1", "Certificate"): VENDORED.of("CertManagerCertificateSpec"),
+    ("cert-manager.io/v1", "Issuer"): VENDORED.of("CertManagerIssuerSpec"),
 }
 
 
@@ -108,6 +97,12 @@ def check(value, schema, at, problems, job_specs):
     elif schema == DURATION:
         if not isinstance(value, str) or not re.fullmatch(r"(\d+(ms|s|m|h|d))+", value):
             problems.append(f"{at}: {value!r} is not a duration")
+    elif schema == SCALAR:
+        if not isinstance(value, (int, str)) or isinstance(value, bool):
+            problems.append(f"{at}: {value!r} is neither a number nor a text")
+    elif isinstance(schema, re.Pattern):
+        if not isinstance(value, str) or not schema.search(value):
+            problems.append(f"{at}: {value!r} is not of the form {schema.pattern}")
     elif isinstance(schema, type):
         if not isinstance(value, schema) or (schema is int and isinstance(value, bool)):
             problems.append(f"{at}: {value!r} is not {schema.__name__}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The stage of deploy/Containerfile that compiles, without its base image, which only a registry has: its own lines,
-# as written but for three paths, in what a clone holds. Packages are this machine's; ninja plans all of it and, with
-# LONG=1, compiles it (minutes). tests/integ/test_container.sh builds the other stages and runs the image.
+# The stage of deploy/Containerfile that compiles, quickly: its own lines, as written but for three paths, in what a
+# clone holds. Packages are this machine's; ninja plans all of it and, with LONG=1, compiles it (minutes).
+# tests/integ/test_container.sh builds the other stages and, with a BASE, this one too, and runs the image.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need braid braid-ps braid-worker

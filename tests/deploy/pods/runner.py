@@ -215,7 +215,7 @@ class PodmanRunner(Runner):
         with open(f"{work}/containers.conf", "w", encoding="utf-8") as f:
             f.write('[containers]\ndefault_ulimits = ["nofile=4096:4096","nproc=4096:4096"]\n'
                     '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n')
-        subprocess.run(["buildah", "bud", "--isolation", "chroot", "--pull-never", "--build-arg", "ROOT=prebuilt", "-f",
+        subprocess.run(["buildah", "bud", "--isolation", "chroot", "--pull-never", "--target", "prebuilt", "-f",
                         f"{repo}/deploy/Containerfile", "-t", self.name, image], check=True, env=self.full_environment(),
                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         trial = subprocess.run(["podman", "run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL",
