@@ -15,7 +15,7 @@
 #include "braid/v1/parameter_server.pb-c.h"
 
 typedef struct drain_flags {
-    const char *coordinator, *format;
+    const char *coordinator, *run_dir, *format;
     int64_t timeout_ms, server;
     bool yes;
     rpc_security_options security;
@@ -25,7 +25,9 @@ typedef struct drain_flags {
 #define SEC(field) offsetof(drain_flags, security.field)
 
 static const bd_opt table[] = {
-    {"coordinator", BD_OPT_STR, AT(coordinator), NULL, 0, 0, NULL, "host:port of server 0."},
+    {"coordinator", BD_OPT_STR, AT(coordinator), "", 0, 0, NULL, "host:port of server 0."},
+    {"run_dir", BD_OPT_STR, AT(run_dir), "", 0, 0, NULL,
+     "Folder of a run of `braid run` on this host, instead of --coordinator."},
     {"server", BD_OPT_I64, AT(server), "-1", -1, 4095, NULL, "This server alone; -1: all."},
     {"timeout", BD_OPT_DURATION_MS, AT(timeout_ms), "60s", 100, 86400000, NULL,
      "How long one server may take to write its rows back."},
@@ -61,6 +63,11 @@ bool cli_drain_has(const char *word)
     return find_verb(word) != NULL;
 }
 
+static bool is_ready(const Braid__V1__DrainReply *r)
+{
+    return !r->draining && r->not_ready[0] == '\0';
+}
+
 static void print_row(const cli_admin *a, size_t i, const Braid__V1__DrainReply *r,
                       const bd_err *error, FILE *out)
 {
@@ -69,10 +76,14 @@ static void print_row(const cli_admin *a, size_t i, const Braid__V1__DrainReply 
                       bd_err_text(error));
         return;
     }
-    (void)fprintf(out, "%-6zu %-28s %-9s %10" PRIu64 " %7.1f MB %7.1f MB %7.1f MB\n", i,
-                  cli_admin_address(a, i), r->draining ? "draining" : "ready", r->job_epoch,
-                  (double)r->journal_bytes / 1e6, (double)r->dirty_bytes / 1e6,
-                  (double)r->staged_bytes / 1e6);
+    (void)fprintf(out, "%-6zu %-28s %-9s %10" PRIu64 " %7.1f MB %7.1f MB %7.1f MB%s%s\n", i,
+                  cli_admin_address(a, i),
+                  r->draining   ? "draining"
+                  : is_ready(r) ? "ready"
+                                : "not ready",
+                  r->job_epoch, (double)r->journal_bytes / 1e6, (double)r->dirty_bytes / 1e6,
+                  (double)r->staged_bytes / 1e6, r->draining || is_ready(r) ? "" : "  ",
+                  r->draining ? "" : r->not_ready);
 }
 
 static void put_row(const cli_admin *a, size_t i, const Braid__V1__DrainReply *r,
@@ -83,6 +94,8 @@ static void put_row(const cli_admin *a, size_t i, const Braid__V1__DrainReply *r
     bd_json_put_str(j, "address", cli_admin_address(a, i));
     bd_json_put_bool(j, "answers", r != NULL);
     if (r != NULL) {
+        bd_json_put_bool(j, "ready", is_ready(r));
+        bd_json_put_str(j, "not_ready", r->not_ready);
         bd_json_put_bool(j, "draining", r->draining);
         bd_json_put_u64(j, "job_epoch", r->job_epoch);
         bd_json_put_u64(j, "journal_bytes", r->journal_bytes);
@@ -121,7 +134,7 @@ static bd_status ask_all(cli_admin *a, const drain_flags *f, const drain_verb *v
         bd_status rc = cli_admin_ask(a, i, "/braid.v1.ParameterServer/Drain", &req.base,
                                      &braid__v1__drain_reply__descriptor, &reply, &error);
         const Braid__V1__DrainReply *r = (const void *)reply;
-        if (rc != BD_OK || (query && r->draining)) {
+        if (rc != BD_OK || (query && !is_ready(r))) {
             *exit_code = BD_EXIT_PEER;
         }
         if (json) {
@@ -148,6 +161,7 @@ bd_status cli_drain_run(int argc, char **argv, const cli_io *io, int *exit_code,
     bd_options o;
     cli_admin a;
     const char *word = NULL;
+    char address[512];
     bd_status rc = bd_options_init(&o, table, sizeof table / sizeof table[0], &f, err);
     if (rc != BD_OK) {
         return rc;
@@ -158,7 +172,10 @@ bd_status cli_drain_run(int argc, char **argv, const cli_io *io, int *exit_code,
         rc = bd_err_set(err, BD_E_USAGE, "ps: what is \"%.64s\"?", word);
     }
     if (rc == BD_OK) {
-        rc = cli_admin_open(&a, f.coordinator, f.timeout_ms, &f.security, err);
+        rc = cli_admin_find(f.coordinator, f.run_dir, address, sizeof address, err);
+    }
+    if (rc == BD_OK) {
+        rc = cli_admin_open(&a, address, f.timeout_ms, &f.security, err);
     }
     if (rc == BD_OK) {
         if (f.server >= 0 && (size_t)f.server >= a.n_servers) {
@@ -178,7 +195,7 @@ bd_status cli_drain_run(int argc, char **argv, const cli_io *io, int *exit_code,
 
 const cli_cmd cli_cmd_drain = {
     .name = "drain|undrain|health",
-    .usage = "--coordinator HOST:PORT [--server N] [--yes]",
+    .usage = "--coordinator HOST:PORT | --run-dir DIR [--server N] [--yes]",
     .help = "Makes servers ready for a restart, takes that back, or asks whether they are.",
     CLI_OPTIONS(table),
     .run = cli_drain_run};

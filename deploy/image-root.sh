@@ -8,6 +8,7 @@ build=${1:?usage: $0 BUILD_DIR ROOT} root=${2:?usage: $0 BUILD_DIR ROOT}
 install -d "$root"/usr/bin "$root"/etc "$root"/var/lib/braid "$root"/tmp "$root"/data
 for program in braid braid-ps braid-worker; do
   install -s -m 755 "$build/bin/$program" "$root/usr/bin/"
+  cmake "-DFILE=$root/usr/bin/$program" -P "$(dirname "$0")/cmake/BraidNoRpath.cmake"
   ldd "$build/bin/$program"
 done | awk '$2 == "=>" && $3 ~ /^\// { print $3 } $1 ~ /^\// { print $1 }' | sort -u |
   while read -r library; do

@@ -11,6 +11,7 @@
 static void answer(ps_call *c)
 {
     ps_shard_stats st;
+    char why[300] = "";
     Braid__V1__DrainReply r;
     braid__v1__drain_reply__init(&r);
     ps_shard_get_stats(c->service->shard, &st);
@@ -19,6 +20,9 @@ static void answer(ps_call *c)
     r.journal_bytes = st.journal_bytes;
     r.dirty_bytes = st.dirty_bytes;
     r.staged_bytes = st.staged_bytes;
+    if (!ps_health_is_serving(c->service->health, why, sizeof why)) {
+        r.not_ready = why;
+    }
     ps_call_reply_message(c, &r.base);
 }
 

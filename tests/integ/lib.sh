@@ -101,6 +101,18 @@ result() { tail -1 "$out" | sed -n 's/^RESULT //p' | grep -oE "\"$1\": *(\"[^\"]
 at_least() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && a + 0 >= b + 0) }' || { echo "$1 < $2"; return 1; }; }
 at_most() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && a + 0 <= b + 0) }' || { echo "$1 > $2"; return 1; }; }
 
+# Of programs that are handed out: an entry of their own says where the loader looks, or an empty one the working
+# directory.
+no_runpath() { # FILE...
+  local file
+  for file in "$@"; do
+    if readelf -d "$file" | grep -E '\((RPATH|RUNPATH)\)'; then
+      echo "$file"
+      return 1
+    fi
+  done
+}
+
 finish() {
   echo "$(basename "$0"): $((n_checks - n_failed)) of $n_checks checks passed"
   [ "$n_failed" = 0 ]

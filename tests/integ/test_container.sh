@@ -93,7 +93,7 @@ local | debootstrap)
   check "its base is an image" root_to_image "$work/base"
   check "a clone" clone
   check "the image is built from source" whole
-  check "by the lines of its first stage" test "$(grep -cE 'STEP [0-9/]+: RUN (bash deploy/install-deps.sh|cmake .* image-root.sh)' "$work/bud.log")" = 2
+  check "by the lines of its first stage" test "$(grep -cE 'STEP [0-9/]+: RUN (bash deploy/install-deps.sh|cmake .*image-root.sh)' "$work/bud.log")" = 2
   rm -rf "$work/base" "$work/clone"
   ;;
 *) echo "error: BASE is none, local or debootstrap" >&2 && exit 2 ;;

@@ -77,4 +77,21 @@ started+=("$lone")
 check "its rows are loaded" until_true 30 grep -q 'rows are in memory' "$err"
 kill -TERM $lone
 check "a server that waits can be stopped" until_true 10 is_gone $lone
+
+# A server whose journal failed answers, but is not ready: an upgrade must not go on to the next one.
+page() { curl -sf "http://${addr[lone_page]}/healthz" >/dev/null; }
+BRAID_FAULTS=ps.journal.sync=fail:2 "$bin/braid-ps" --data-dir "$work/failed" --listen "${addr[lone]}" \
+  --metrics-listen "${addr[lone_page]}" 2>"$work/failed.log" &
+started+=($!)
+check "it starts" until_true 30 page
+braid ps health --coordinator "${addr[lone]}"
+check "it is ready" exits 0
+timeout 60 "$bin/braid-worker" "$repo/tests/integ/small.yaml" --set workers=1 --set servers=1 --set data.generate.rows=0 \
+  --set data.generate.test_rows=0 --set data.train="$work/c.tsv.gz" --set ps.wait=1s --run-dir "$work/failed-run" \
+  --coordinator "${addr[lone]}" >/dev/null 2>&1 || true
+no_page() { ! page; }
+check "its journal fails" until_true 30 no_page
+braid ps health --coordinator "${addr[lone]}"
+check "braid ps health sees that" exits 4
+check "and says why" out_says 'not ready .*failed: '
 finish

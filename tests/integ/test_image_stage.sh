@@ -54,5 +54,7 @@ check "lay out: ${parts[2]}" run "${parts[2]}"
 for program in braid braid-ps braid-worker; do
   check "$program is in the root" test -x "$work/out/usr/bin/$program"
 done
+check "none tells the loader where to look" no_runpath "$work"/out/usr/bin/*
+check "this test sees one that does" test "$(printf 'int main(void) { return 0; }' | cc -x c -Wl,-rpath,/x: -o "$work/told" - && no_runpath "$work/told" >/dev/null || echo seen)" = seen
 check "the clone stays as it was" test -z "$(cd "$clone" && find . -newer "$work/wrong" -type f | head -3)"
 finish

@@ -22,6 +22,7 @@ for deb in "$work"/one/*.deb; do
   check "$(basename "$deb") unpacks" dpkg-deb -x "$deb" "$work/root"
   check "$(basename "$deb") names its libraries or libbraid" grep -qE '^ ?Depends: .*lib' <(dpkg-deb -I "$deb")
 done
+check "nothing tells the loader where to look" no_runpath "$work"/root/usr/bin/* "$work"/root/usr/lib/*.so*
 for program in braid-ps braid-worker; do
   "$work/root/usr/bin/$program" --version >"$out"
   check "$program says version, commit, features" out_says "^$program [0-9.]+ \(commit [0-9a-f]{7,}.* of [0-9-]+; .*cuda="

@@ -192,6 +192,9 @@ static void a_server_that_waits_is_alive_and_not_ready(void **state)
     assert_int_equal(ps_dir_remove(dir, &err), BD_OK);
 }
 
+/* What the last reply said of readiness. */
+static char not_ready[128];
+
 static bd_status drain(int port, Braid__V1__DrainMode mode, bool *draining, bd_err *err)
 {
     Braid__V1__DrainRequest m;
@@ -203,6 +206,8 @@ static bd_status drain(int port, Braid__V1__DrainMode mode, bool *draining, bd_e
     if (rc == BD_OK) {
         rc = px_unpack(&braid__v1__drain_reply__descriptor, &reply, 4096, &msg, err);
         *draining = rc == BD_OK && ((Braid__V1__DrainReply *)(void *)msg)->draining;
+        (void)snprintf(not_ready, sizeof not_ready, "%s",
+                       rc == BD_OK ? ((Braid__V1__DrainReply *)(void *)msg)->not_ready : "?");
         px_unpacked_free(msg);
     }
     bd_chain_deinit(&reply);
@@ -249,10 +254,12 @@ static void drain_refuses_new_jobs_until_undrain(void **state)
     assert_int_equal(drain(main_port, BRAID__V1__DRAIN_MODE__DRAIN_MODE_QUERY, &draining, &err),
                      BD_OK);
     assert_false(draining);
+    assert_string_equal(not_ready, "");
     for (int twice = 0; twice < 2; twice++) {
         assert_int_equal(drain(main_port, BRAID__V1__DRAIN_MODE__DRAIN_MODE_DRAIN, &draining, &err),
                          BD_OK);
         assert_true(draining);
+        assert_string_equal(not_ready, "draining");
     }
     assert_int_equal(probe(port, "readiness"), NOT_SERVING);
     assert_int_equal(probe(port, "liveness"), SERVING);
@@ -273,6 +280,7 @@ static void a_server_whose_journal_failed_is_not_ready(void **state)
 {
     char dir[] = "/tmp/test_ps_health.XXXXXX", health[64];
     int port = free_port();
+    bool draining = true;
     start st = {.opt = base_options};
     bd_err err = BD_ERR_INIT;
     (void)state;
@@ -285,6 +293,10 @@ static void a_server_whose_journal_failed_is_not_ready(void **state)
     assert_int_equal(probe(port, "liveness"), SERVING);
     assert_int_equal(open_job(main_port, 2, &err), BD_E_IO);
     assert_non_null(strstr(bd_err_text(&err), "fault point"));
+    assert_int_equal(drain(main_port, BRAID__V1__DRAIN_MODE__DRAIN_MODE_QUERY, &draining, &err),
+                     BD_OK);
+    assert_false(draining);
+    assert_non_null(strstr(not_ready, "fault point"));
     assert_int_equal(ps_server_stop(st.server, &err), BD_E_IO);
     bd_fault_disarm_all();
     assert_int_equal(ps_dir_remove(dir, &err), BD_OK);
