@@ -167,7 +167,7 @@ static void apply_limits(const gr_arm *a, gr_visit *v)
 }
 
 /* Fills v, which is not initialised, for the call that landed in a. */
-static void judge(const gr_arm *a, gr_visit *v)
+static void judge(const gr_arm *a, bool stopping, gr_visit *v)
 {
     const rpc_server *s = &a->srv->base;
     const grpc_metadata *auth = NULL;
@@ -180,7 +180,9 @@ static void judge(const gr_arm *a, gr_visit *v)
         &a->srv->base, a->method,
         auth != NULL ? (const char *)GRPC_SLICE_START_PTR(auth->value) : NULL,
         auth != NULL ? GRPC_SLICE_LENGTH(auth->value) : 0, &v->scope, &v->refusal);
-    if (v->refusal.code == BD_OK && a->method == NULL) {
+    if (v->refusal.code == BD_OK && stopping) {
+        (void)bd_err_set(&v->refusal, BD_E_UNAVAILABLE, "server on %s is stopping", a->srv->listen);
+    } else if (v->refusal.code == BD_OK && a->method == NULL) {
         char name[128];
         const grpc_slice *m = &a->details.method;
         rpc_escape(name, sizeof name, GRPC_SLICE_START_PTR(*m), GRPC_SLICE_LENGTH(*m));
@@ -201,7 +203,7 @@ static void on_arrival(gr_tag *tag, bool ok)
 {
     gr_arm *a = (gr_arm *)tag;
     gr_server *srv = a->srv;
-    if (!ok) { /* the server is shutting down */
+    if (!ok) { /* the core has been shut down */
         arm_gone(a);
         return;
     }
@@ -211,11 +213,12 @@ static void on_arrival(gr_tag *tag, bool ok)
     grpc_byte_buffer *payload = a->payload;
     bool unary = m == NULL || m->fn != NULL;
     gr_visit visit;
-    judge(a, &visit);
     (void)pthread_mutex_lock(&srv->lock);
+    bool stopping = srv->stopping;
     srv->n_requests += unary ? 1 : 0;
     srv->n_streams += unary ? 0 : 1;
     (void)pthread_mutex_unlock(&srv->lock);
+    judge(a, stopping, &visit);
     grpc_metadata_array_destroy(&a->metadata);
     grpc_metadata_array_init(&a->metadata);
     if (m == NULL) {
@@ -486,16 +489,23 @@ static void wait_for_grace(gr_server *srv, int64_t grace_ms)
     (void)pthread_mutex_unlock(&srv->lock);
 }
 
-static gr_arm *begin_stop(gr_server *srv)
+/* From now on requests are refused, also those that waited for a parked arm. */
+static void begin_stop(gr_server *srv)
 {
     (void)pthread_mutex_lock(&srv->lock);
     gr_arm *parked = srv->parked;
     srv->parked = NULL;
     srv->stopping = true;
     (void)pthread_mutex_unlock(&srv->lock);
-    return parked;
+    while (parked != NULL) {
+        gr_arm *next = parked->next;
+        arm_set(parked);
+        parked = next;
+    }
 }
 
+/* The core's own shutdown comes after the grace: a request that crosses it on its way may be neither
+ * served nor refused until all calls are cancelled, so that must follow at once. */
 void gr_server_stop(rpc_server *s, int64_t grace_ms)
 {
     gr_server *srv = (gr_server *)s;
@@ -503,19 +513,14 @@ void gr_server_stop(rpc_server *s, int64_t grace_ms)
         return;
     }
     srv->running = false;
+    begin_stop(srv);
+    wait_for_grace(srv, grace_ms);
     rpc_conns_stop(srv->conns);
     srv->conns = NULL;
-    gr_arm *parked = begin_stop(srv);
-    while (parked != NULL) {
-        gr_arm *next = parked->next;
-        arm_gone(parked);
-        parked = next;
-    }
     srv->shutdown_tag.fn = on_shutdown_event;
     gr_tag_publish(&srv->shutdown_tag);
     grpc_server_shutdown_and_notify(srv->core, gr_server_env(srv)->queues[0].core,
                                     &srv->shutdown_tag);
-    wait_for_grace(srv, grace_ms);
     grpc_server_cancel_all_calls(srv->core);
     rpc_wait_block(&srv->shutdown);
     (void)pthread_mutex_lock(&srv->lock);
