@@ -333,7 +333,11 @@ static bd_status take_table(ps_service *v, const px_table_grads *t, ps_part *p, 
     *used += copy_arrays(arrays, &t->keys, &t->grads, g);
     *used += copy_bags(p->keep->bytes + *used, t, &g->bags);
     p->n_tables++;
-    return check_gradients(v, &spec, p->job_epoch, arrays, g, err);
+    rc = check_gradients(v, &spec, p->job_epoch, arrays, g, err);
+    if (rc == BD_OK && g->bags.n_bags != 0) { /* else they may be fewer keys by now */
+        g->found = ps_trail_take(&v->trail, g->table_id, g->keys, g->n_keys);
+    }
+    return rc;
 }
 
 static bd_status check_table_repeats(const px_push_request *r, bd_err *err)

@@ -14,6 +14,11 @@
 #include <string.h>
 
 /* Appends the sections of one part to the record. */
+static const uint32_t *guesses_of(const ps_grads *g)
+{
+    return g->found == NULL ? NULL : (const uint32_t *)(const void *)g->found->bytes;
+}
+
 static bd_status add_sections(ps_shard *s, ps_record *rec, const ps_part *p, bd_err *err)
 {
     if (!bd_grow(&s->sections, &s->cap_sections, rec->n_sections + p->n_tables,
@@ -29,7 +34,8 @@ static bd_status add_sections(ps_shard *s, ps_record *rec, const ps_part *p, bd_
                                                       .n_keys = g->n_keys,
                                                       .keys = g->keys,
                                                       .values = g->grads,
-                                                      .bags = g->bags};
+                                                      .bags = g->bags,
+                                                      .guesses = guesses_of(g)};
     }
     rec->sections = s->sections;
     return BD_OK;

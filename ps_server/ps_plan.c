@@ -16,8 +16,9 @@ typedef struct table_plan {
     size_t n;
     const uint64_t *keys; /* the section's own arrays, or sums in the arena */
     const float *values;
-    const float *state; /* assign */
-    ps_bags bags;       /* values are their gradients */
+    const float *state;      /* assign */
+    ps_bags bags;            /* values are their gradients */
+    const uint32_t *guesses; /* where the rows of keys may be; NULL: no idea */
     ps_sift sift;
 } table_plan;
 
@@ -269,6 +270,7 @@ static bd_status sift(ps_plan *p, const ps_record *rec, const sections *x, bool 
         return no_memory_for(t->table, t->n, err);
     }
     t->keys = g.keys;
+    t->guesses = NULL; /* they were of the keys before */
     t->values = g.values;
     t->n = g.n;
     return BD_OK;
@@ -314,6 +316,7 @@ static bd_status sum_table(ps_plan *p, const ps_record *rec, const sections *x, 
     t->values = s->values;
     t->state = s->state;
     t->bags = s->bags;
+    t->guesses = s->guesses;
     return BD_OK;
 }
 
@@ -560,7 +563,7 @@ void ps_plan_apply(ps_plan *p, const ps_record *rec)
         if (rec->kind == PS_RECORD_ASSIGN) {
             ps_table_assign(t->table, t->keys, t->values, t->state, t->n, &a);
         } else if (t->bags.n_bags != 0) {
-            ps_table_apply_bags(t->table, t->keys, t->n, &t->bags, t->values, &a);
+            ps_table_apply_bags(t->table, t->keys, t->n, &t->bags, t->values, t->guesses, &a);
         } else {
             ps_table_apply(t->table, t->keys, t->values, t->n, &a);
         }

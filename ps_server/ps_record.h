@@ -66,9 +66,10 @@ typedef struct ps_section {
     uint32_t time_s;
     size_t n_keys;
     const uint64_t *keys;
-    const float *values; /* [n_keys x dim], with bags [n_bags x dim]; NULL: keys alone */
-    const float *state;  /* [n_keys x state_elems]; NULL when state_elems is 0 */
-    ps_bags bags;        /* n_bags 0: none */
+    const float *values;     /* [n_keys x dim], with bags [n_bags x dim]; NULL: keys alone */
+    const float *state;      /* [n_keys x state_elems]; NULL when state_elems is 0 */
+    ps_bags bags;            /* n_bags 0: none */
+    const uint32_t *guesses; /* not in the bytes: [n_keys] where rows may be; NULL: no idea */
 } ps_section;
 
 typedef struct ps_record {

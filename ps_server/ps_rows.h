@@ -148,4 +148,14 @@ static inline ps_row_meta *ps_rows_meta(const ps_rows *r, uint32_t row)
     return (ps_row_meta *)(void *)((uint8_t *)ps_rows_at(r, row) + r->meta_offset);
 }
 
+/* A number that may be out of date: is it the row of this key? Touches the row's own header only. */
+static inline bool ps_rows_is_row_of(const ps_rows *r, uint32_t row, uint64_t key)
+{
+    if (row >= r->n_slots) {
+        return false;
+    }
+    const ps_row_meta *m = ps_rows_meta(r, row);
+    return m->live && m->key == key;
+}
+
 #endif

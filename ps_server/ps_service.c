@@ -347,6 +347,7 @@ bd_status ps_service_new(const ps_service_options *opt, ps_shard *shard, ps_coor
     v->shard = shard;
     v->coord = coord;
     v->health = opt->health;
+    ps_trail_init(&v->trail);
     (void)pthread_mutex_init(&v->lock, NULL);
     (void)pthread_condattr_init(&attr);
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -394,6 +395,7 @@ void ps_service_free(ps_service *v)
     }
     (void)pthread_cond_destroy(&v->changed);
     (void)pthread_mutex_destroy(&v->lock);
+    ps_trail_deinit(&v->trail);
     bd_free(v->threads);
     bd_free(v->instance);
     bd_free(v);

@@ -32,13 +32,29 @@ static size_t rows_of(const ps_call *c, size_t i)
     return c->bags[i].n_bags != 0 ? c->bags[i].n_bags : px_bulk_count(&c->lookup.tables[i].keys);
 }
 
+/* Pooled, and of a trainer's lookup it is noted where the rows are: the same keys are pushed soon. */
+static bd_status pool(ps_call *c, ps_table *t, const uint64_t *keys, size_t n, const ps_bags *bags,
+                      float *to)
+{
+    bool trains = c->lookup.job_epoch != 0 && n >= PS_TRAIL_MIN_KEYS;
+    bd_buf *found = trains ? bd_buf_new(n * sizeof(uint32_t)) : NULL;
+    bd_status rc = ps_table_pool(t, keys, n, bags, to,
+                                 found == NULL ? NULL : (uint32_t *)(void *)found->bytes);
+    if (rc == BD_OK && found != NULL) {
+        ps_trail_put(&c->service->trail, ps_table_spec(t)->id, keys, n, found);
+    } else {
+        bd_buf_unref(found);
+    }
+    return rc;
+}
+
 /* Pooled at once where all rows are in memory; else the rows first, and pool_the_rest. */
 static bd_status gather_bags(ps_call *c, ps_table *t, size_t i, float *to, bd_err *err)
 {
     size_t n = px_bulk_count(&c->lookup.tables[i].keys), dim = ps_table_spec(t)->dim;
     bd_status rc = BD_E_NOMEM;
     if (!ps_table_is_limited(t)) {
-        rc = ps_table_pool(t, c->keys[i], n, &c->bags[i], to);
+        rc = pool(c, t, c->keys[i], n, &c->bags[i], to);
     } else {
         c->unpooled[i] = bd_arena_alloc(&c->arena, (n + 1) * dim * sizeof(float));
         if (c->unpooled[i] != NULL) {

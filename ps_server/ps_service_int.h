@@ -9,6 +9,7 @@
 #include "ps_server/ps_metrics.h"
 #include "ps_server/ps_scan.h"
 #include "ps_server/ps_service.h"
+#include "ps_server/ps_trail.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -66,6 +67,7 @@ struct ps_service {
     _Atomic bool halted; /* some job is (release, after the two below) */
     uint64_t halt_epoch; /* under lock: the job that a bad gradient halted */
     bd_err halt_why;     /* under lock */
+    ps_trail trail;      /* where lookups have found rows */
     pthread_t *threads;  /* owned */
     size_t n_threads;
 };

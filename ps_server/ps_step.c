@@ -47,6 +47,7 @@ void ps_part_free(ps_part *p)
         bd_buf_unref(p->keep);
         for (size_t i = 0; p->tables != NULL && i < p->n_tables; i++) {
             bd_buf_unref(p->tables[i].own);
+            bd_buf_unref(p->tables[i].found);
         }
         bd_free(p->tables);
         bd_free(p);

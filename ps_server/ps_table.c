@@ -200,6 +200,7 @@ typedef struct updating {
     ps_table *t;
     ps_rows *r;
     const uint64_t *keys;
+    const uint32_t *guesses; /* NULL: none */
     gradients *grads;
     const ps_apply *a;
     const float *hyper;
@@ -207,12 +208,31 @@ typedef struct updating {
     uint32_t rows[GROUP];
 } updating;
 
+/* Key f's row number, for which its index entry has been asked for, or what is taken for it. */
+static uint32_t find_ahead(const updating *u, size_t f)
+{
+    if (u->guesses != NULL && u->guesses[f] < u->r->n_slots) {
+        return u->guesses[f];
+    }
+    return ps_rows_find(u->r, u->keys[f], u->mixed[f % GROUP]);
+}
+
+/* A guess is looked at when the row's lines are here. */
+static uint32_t row_of(const updating *u, size_t i)
+{
+    uint32_t row = u->rows[i % GROUP];
+    bool guessed = u->guesses != NULL && row != PS_NO_ROW;
+    return !guessed || ps_rows_is_row_of(u->r, row, u->keys[i])
+               ? row
+               : ps_rows_find(u->r, u->keys[i], u->mixed[i % GROUP]);
+}
+
 static void update_one(updating *u, size_t i)
 {
     const ps_spec *spec = &u->t->spec;
     const num_row_form form = {spec->opt, spec->dtype, spec->dim};
     uint64_t key = u->keys[i];
-    uint32_t row = ps_table_row_for(u->t, u->r, u->rows[i % GROUP], key, u->a->seq.n);
+    uint32_t row = ps_table_row_for(u->t, u->r, row_of(u, i), key, u->a->seq.n);
     const float *grad = next_gradient(u->grads);
     if (row == PS_NO_ROW) {
         return;
@@ -231,10 +251,12 @@ static void apply_run(updating *u, size_t n)
         size_t f = i - INDEX_AHEAD, c = f - ROW_AHEAD; /* below 0: huge */
         if (i < n) {
             u->mixed[i % GROUP] = bd_mix64(u->keys[i]);
-            ps_rows_prefetch(u->r, u->mixed[i % GROUP]);
+            if (u->guesses == NULL || u->guesses[i] >= u->r->n_slots) {
+                ps_rows_prefetch(u->r, u->mixed[i % GROUP]);
+            }
         }
         if (f < n) {
-            u->rows[f % GROUP] = ps_rows_find(u->r, u->keys[f], u->mixed[f % GROUP]);
+            u->rows[f % GROUP] = find_ahead(u, f);
             ps_row_prefetch(u->r, u->rows[f % GROUP], u->r->stride_bytes);
         }
         if (c < n) {
@@ -243,8 +265,8 @@ static void apply_run(updating *u, size_t n)
     }
 }
 
-static void apply_all(ps_table *t, const uint64_t *keys, gradients *grads, size_t n,
-                      const ps_apply *a)
+static void apply_all(ps_table *t, const uint64_t *keys, const uint32_t *guesses, gradients *grads,
+                      size_t n, const ps_apply *a)
 {
     float hyper[NUM_OPTIM_MAX_HYPER];
     uint32_t s = 0;
@@ -257,6 +279,7 @@ static void apply_all(ps_table *t, const uint64_t *keys, gradients *grads, size_
         ps_stripe_write_lock(st);
         u.r = &st->rows;
         u.keys = keys + at;
+        u.guesses = guesses == NULL ? NULL : guesses + at;
         apply_run(&u, end - at);
         ps_stripe_unlock(st);
     }
@@ -266,15 +289,15 @@ void ps_table_apply(ps_table *t, const uint64_t *keys, const float *grads, size_
                     const ps_apply *a)
 {
     gradients g = {.values = grads, .walk = {.dim = t->spec.dim}};
-    apply_all(t, keys, &g, n, a);
+    apply_all(t, keys, NULL, &g, n, a);
 }
 
 void ps_table_apply_bags(ps_table *t, const uint64_t *keys, size_t n, const ps_bags *bags,
-                         const float *bag_grads, const ps_apply *a)
+                         const float *bag_grads, const uint32_t *guesses, const ps_apply *a)
 {
     size_t dim = t->spec.dim; /* the first 2 * dim of scratch are the update's */
     gradients g = {bag_grads, {.bags = bags, .dim = dim}, t->scratch + 2 * dim};
-    apply_all(t, keys, &g, n, a);
+    apply_all(t, keys, guesses, &g, n, a);
 }
 
 /* Of repeated keys the last one wins, so a row of this very record is written again. */

@@ -64,9 +64,10 @@ bool ps_table_is_limited(const ps_table *t);
 void ps_table_gather(ps_table *t, const uint64_t *keys, size_t n, float *out);
 
 /* ps_table_pool - out[n_bags x dim] = sums of weight x row, for a table with no row away
- * (asserted). An absent key reads as its initial value. BD_E_NOMEM. */
+ * (asserted). An absent key reads as its initial value. found: gets [n] the rows' numbers or
+ * PS_NO_ROW, for ps_trail.h; NULL: not wanted. BD_E_NOMEM. */
 bd_status ps_table_pool(ps_table *t, const uint64_t *keys, size_t n, const ps_bags *bags,
-                        float *out) BD_MUST_CHECK;
+                        float *out, uint32_t *found) BD_MUST_CHECK;
 
 /* What the store has for some keys. Borrowed. */
 typedef struct ps_found {
@@ -121,9 +122,10 @@ typedef struct ps_apply {
 void ps_table_apply(ps_table *t, const uint64_t *keys, const float *grads, size_t n,
                     const ps_apply *a);
 
-/* The same from the gradients of bags, bag_grads[n_bags x dim]. */
+/* The same from the gradients of bags, bag_grads[n_bags x dim]. guesses: [n] where the rows may be
+ * (ps_trail.h); NULL: no idea. */
 void ps_table_apply_bags(ps_table *t, const uint64_t *keys, size_t n, const ps_bags *bags,
-                         const float *bag_grads, const ps_apply *a);
+                         const float *bag_grads, const uint32_t *guesses, const ps_apply *a);
 
 /* ps_table_assign - overwrites weights (rows[n x dim], rounded to nearest as the table stores them)
  * and, when state is not NULL, the optimiser state (state[n x state_elems]; else a new row gets its

@@ -57,6 +57,7 @@ typedef struct reading {
     bool away;        /* absent rows may be on the disk */
     ps_bag_walk bags; /* bags NULL: rows go out as they are */
     float *row;       /* bags: room for one */
+    uint32_t *found;  /* [n of the batch]; NULL: not wanted */
 } reading;
 
 static void pool_one(const ps_spec *spec, const ps_rows *r, uint32_t row, size_t i, reading *g)
@@ -119,6 +120,9 @@ static void read_all(ps_table *t, const uint64_t *keys, size_t n, reading *g)
         /* A key that is away was counted before its stripe's lock was given up. */
         g->away = g->missing != NULL && ps_table_n_away(t) != 0;
         gather_span(t, &sp, g);
+        if (g->found != NULL) {
+            memcpy(g->found + g->at, sp.rows, sp.n_keys * sizeof *sp.rows);
+        }
         unlock_span(t, &sp);
     }
 }
@@ -132,10 +136,11 @@ size_t ps_table_read(ps_table *t, const uint64_t *keys, size_t n, float *out, ui
 }
 
 bd_status ps_table_pool(ps_table *t, const uint64_t *keys, size_t n, const ps_bags *bags,
-                        float *out)
+                        float *out,
+                        uint32_t *found) // NOLINT(readability-non-const-parameter): is written
 {
     size_t dim = t->spec.dim;
-    reading g = {.out = out, .bags = {.bags = bags, .dim = dim}};
+    reading g = {.out = out, .bags = {.bags = bags, .dim = dim}, .found = found};
     g.row = bd_alloc(dim * sizeof *g.row);
     if (g.row == NULL) {
         return BD_E_NOMEM;

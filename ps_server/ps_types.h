@@ -72,7 +72,8 @@ typedef struct ps_grads {
     const uint64_t *keys; /* [n_keys] distinct */
     const float *grads;   /* [n_keys x dim], with bags [n_bags x dim] */
     ps_bags bags;
-    bd_buf *own; /* shared: memory of grads when it is not the part's; may be NULL */
+    bd_buf *own;   /* shared: memory of grads when it is not the part's; may be NULL */
+    bd_buf *found; /* shared: u32[n_keys] where rows may be (ps_trail.h); NULL: no idea */
 } ps_grads;
 
 /* One pushed part, checked. The core owns it while it is staged; then it moves on to the commit

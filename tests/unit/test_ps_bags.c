@@ -90,7 +90,7 @@ static void sums_are_those_of_the_entries(void **state)
     ps_spec s = spec_of("sgd");
     ps_table *t = ps_table_new(&s, NULL);
     ps_table_gather(t, keys, 2, rows);
-    assert_int_equal(ps_table_pool(t, keys, 2, &b, out), BD_OK);
+    assert_int_equal(ps_table_pool(t, keys, 2, &b, out, NULL), BD_OK);
     for (size_t d = 0; d < DIM; d++) {
         float r5 = rows[d], r9 = rows[DIM + d];
         assert_true(out[d] == r5 + 3 * r5);
