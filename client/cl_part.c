@@ -95,106 +95,144 @@ bd_status cl_map_new(uint64_t epoch, const char *const *addresses, size_t n_serv
     return BD_OK;
 }
 
-/* ---- dedup ---- */
-/* Scratch of one call. */
+/* ---- dedup ----
+ * The ids are first put into their slots' buckets, by counting. What a key is compared with is then
+ * its bucket: a dozen ids that lie side by side, where one table of hashes over all ids would be
+ * larger than a core's caches. */
+#define SMALL_BUCKET 48u /* ids; in a larger one keys are found by hash */
+
 typedef struct dedup {
-    uint32_t *cells;   /* owned, [n_cells]: position in firsts + 1, 0: empty */
-    size_t n_cells;    /* power of two, at least twice the ids */
-    uint64_t *firsts;  /* owned: distinct keys by first occurrence */
-    uint16_t *buckets; /* owned: bucket of each of them */
-    uint32_t *places;  /* owned: where each of them ends up */
+    const cl_map *map;   /* borrowed */
+    const uint64_t *ids; /* borrowed [n_ids] */
+    size_t n_ids;
+    uint16_t *buckets; /* owned [n_ids]: of each id */
+    uint32_t *order;   /* owned [n_ids]: ids by bucket, then as they came */
+    uint32_t *cells;   /* owned [n_cells]: a key's number + 1; NULL: none yet */
+    size_t n_cells;
+    uint64_t *keys;  /* [n_ids]: distinct ones */
+    uint32_t *index; /* [n_ids] */
     size_t n_unique;
 } dedup;
 
 static void dedup_deinit(dedup *d)
 {
-    bd_free(d->cells);
-    bd_free(d->firsts);
     bd_free(d->buckets);
-    bd_free(d->places);
+    bd_free(d->order);
+    bd_free(d->cells);
 }
 
-static bool dedup_init(dedup *d, size_t n_ids)
+/* Puts the ids in order; ends[b] = where bucket b ends. */
+static void dedup_place(dedup *d, uint32_t *ends)
 {
-    *d = (dedup){.n_cells = 16};
-    while (d->n_cells < 2 * n_ids) {
-        d->n_cells *= 2;
+    for (size_t i = 0; i < d->n_ids; i++) {
+        d->buckets[i] = d->map->bucket_of[bd_mix64(d->ids[i]) >> 52];
+        ends[d->buckets[i]]++;
     }
-    d->cells = bd_calloc(d->n_cells, sizeof *d->cells);
-    d->firsts = bd_alloc(n_ids * sizeof *d->firsts);
-    d->buckets = bd_alloc(n_ids * sizeof *d->buckets);
-    d->places = bd_alloc(n_ids * sizeof *d->places);
-    return d->cells != NULL && d->firsts != NULL && d->buckets != NULL && d->places != NULL;
+    uint32_t before = 0;
+    for (uint32_t b = 0; b < CL_N_SLOTS; b++) {
+        uint32_t n = ends[b];
+        ends[b] = before;
+        before += n;
+    }
+    const uint16_t *buckets = d->buckets;
+    uint32_t *order = d->order; /* alone: what is written all over the place is to be little */
+    for (size_t i = 0, n = d->n_ids; i < n; i++) {
+        order[ends[buckets[i]]++] = (uint32_t)i;
+    }
 }
 
-/* index[i] = position of ids[i] among the distinct keys by first occurrence; counts[b] += keys of
- * bucket b. */
-static void dedup_scan(dedup *d, const cl_map *map, const uint64_t *ids, size_t n_ids,
-                       uint32_t *index, uint32_t *counts)
+/* The ids at [at, end) of the order are one bucket. */
+static void dedup_small(dedup *d, size_t at, size_t end)
 {
-    for (size_t i = 0; i < n_ids; i++) {
-        uint64_t mixed = bd_mix64(ids[i]);
-        size_t cell = (size_t)mixed & (d->n_cells - 1);
-        while (d->cells[cell] != 0 && d->firsts[d->cells[cell] - 1] != ids[i]) {
-            cell = (cell + 1) & (d->n_cells - 1);
+    size_t first = d->n_unique;
+    uint64_t seen = 0; /* bits of the hashes of the bucket's distinct keys */
+    for (; at < end; at++) {
+        uint64_t key = d->ids[d->order[at]], bit = 1ull << (bd_mix64(key) & 63);
+        size_t k = (seen & bit) != 0 ? first : d->n_unique;
+        while (k < d->n_unique && d->keys[k] != key) {
+            k++;
+        }
+        if (k == d->n_unique) {
+            d->keys[d->n_unique++] = key;
+            seen |= bit;
+        }
+        d->index[d->order[at]] = (uint32_t)k;
+    }
+}
+
+static bool dedup_large(dedup *d, size_t at, size_t end)
+{
+    size_t n_cells = 16;
+    while (n_cells < 2 * (end - at)) {
+        n_cells *= 2;
+    }
+    if (n_cells > d->n_cells) {
+        bd_free(d->cells);
+        d->cells = bd_alloc(n_cells * sizeof *d->cells);
+        d->n_cells = d->cells == NULL ? 0 : n_cells;
+    }
+    if (d->cells == NULL) {
+        return false;
+    }
+    memset(d->cells, 0, n_cells * sizeof *d->cells);
+    for (; at < end; at++) {
+        uint64_t key = d->ids[d->order[at]];
+        size_t cell = (size_t)bd_mix64(key) & (n_cells - 1);
+        while (d->cells[cell] != 0 && d->keys[d->cells[cell] - 1] != key) {
+            cell = (cell + 1) & (n_cells - 1);
         }
         if (d->cells[cell] == 0) {
-            uint16_t bucket = map->bucket_of[mixed >> 52];
-            d->firsts[d->n_unique] = ids[i];
-            d->buckets[d->n_unique] = bucket;
-            counts[bucket]++;
+            d->keys[d->n_unique] = key;
             d->cells[cell] = (uint32_t)++d->n_unique;
         }
-        index[i] = d->cells[cell] - 1;
+        d->index[d->order[at]] = d->cells[cell] - 1;
     }
+    return true;
 }
 
-/* Counting sort by bucket; equal buckets keep their order. counts becomes the bucket's end. */
-static void dedup_place(dedup *d, const cl_map *map, uint32_t *counts, uint64_t *keys,
-                        size_t *server_first)
+static bool dedup_run(dedup *d, size_t *server_first)
 {
-    uint32_t before = 0;
-    for (size_t s = 0; s < map->n_servers; s++) {
-        server_first[s] = before;
-        for (uint32_t b = map->first_bucket[s]; b < map->first_bucket[s + 1]; b++) {
-            uint32_t n = counts[b];
-            counts[b] = before;
-            before += n;
+    uint32_t ends[CL_N_SLOTS] = {0};
+    bool ok = true;
+    dedup_place(d, ends);
+    uint32_t at = 0, b = 0;
+    for (size_t s = 0; s < d->map->n_servers; s++) {
+        server_first[s] = d->n_unique;
+        for (; b < d->map->first_bucket[s + 1] && ok; at = ends[b++]) {
+            if (ends[b] - at <= SMALL_BUCKET) {
+                dedup_small(d, at, ends[b]);
+            } else {
+                ok = dedup_large(d, at, ends[b]);
+            }
         }
     }
-    server_first[map->n_servers] = before;
-    for (size_t u = 0; u < d->n_unique; u++) {
-        uint32_t place = counts[d->buckets[u]]++;
-        d->places[u] = place;
-        keys[place] = d->firsts[u];
-    }
+    server_first[d->map->n_servers] = d->n_unique;
+    return ok;
 }
 
 bd_status cl_uniques_init(cl_uniques *out, const cl_map *map, const uint64_t *ids, size_t n_ids,
                           bd_err *err)
 {
-    uint32_t counts[CL_N_SLOTS] = {0};
     cl_uniques u = {0};
-    dedup d = {0};
+    dedup d = {.map = map, .ids = ids, .n_ids = n_ids};
     bd_status rc = BD_E_NOMEM;
     if (n_ids >= UINT32_MAX) {
         return bd_err_set(err, BD_E_INVALID, "%zu ids of one table in a batch", n_ids);
     }
-    u.index = bd_alloc(n_ids * sizeof *u.index);
+    u.index = d.index = bd_alloc(n_ids * sizeof *u.index);
     u.server_first = bd_calloc(map->n_servers + 1, sizeof *u.server_first);
-    if (u.index == NULL || u.server_first == NULL || !dedup_init(&d, n_ids)) {
+    u.keys = bd_buf_new(n_ids * sizeof(uint64_t));
+    d.buckets = bd_alloc(n_ids * sizeof *d.buckets);
+    d.order = bd_alloc(n_ids * sizeof *d.order);
+    if (u.index == NULL || u.server_first == NULL || u.keys == NULL || d.buckets == NULL ||
+        d.order == NULL) {
         goto out;
     }
-    dedup_scan(&d, map, ids, n_ids, u.index, counts);
+    d.keys = (uint64_t *)(void *)u.keys->bytes;
+    if (!dedup_run(&d, u.server_first)) {
+        goto out;
+    }
     u.n_unique = d.n_unique;
-    u.keys = bd_buf_new(d.n_unique * sizeof(uint64_t));
-    if (u.keys == NULL) {
-        goto out;
-    }
-    dedup_place(&d, map, counts, (uint64_t *)(void *)u.keys->bytes, u.server_first);
-    for (size_t i = 0; i < n_ids; i++) {
-        u.index[i] = d.places[u.index[i]];
-    }
     *out = u;
     u = (cl_uniques){0};
     rc = BD_OK;

@@ -4,7 +4,7 @@
  * Threads:   any; a cl_map is immutable and shared by counting.
  * Order:     distinct keys stand grouped by server, then by slot, then in the order of their first
  *            occurrence: a pure function of (ids, map), so that sums have a fixed order.
- * Cost:      O(ids) + 4096 a table; one hash probe an id.
+ * Cost:      O(ids) + 4096 a table; three passes, compares within a slot.
  */
 #ifndef CL_PART_H
 #define CL_PART_H
@@ -41,7 +41,7 @@ uint32_t cl_slot_of(uint64_t key);
 
 /* The distinct ids of one table. */
 typedef struct cl_uniques {
-    bd_buf *keys; /* owned; uint64_t[n_unique] */
+    bd_buf *keys; /* owned; uint64_t[n_unique], and room for the repeated ones */
     size_t n_unique;
     uint32_t *index;      /* owned, [n_ids]: ids[i] == keys[index[i]] */
     size_t *server_first; /* owned, [n_servers + 1]: server s has keys [first[s], first[s+1]) */

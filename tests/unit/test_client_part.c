@@ -34,6 +34,37 @@ static void draw_ids(uint64_t *ids, size_t n, uint64_t seed, uint64_t vocabulary
     }
 }
 
+/* The uniques of these ids are distinct, grouped by server and slot, in the order of their first
+ * occurrence, and indexed. */
+static void check_uniques(const cl_map *map, size_t n_servers, const uint64_t *ids, size_t n)
+{
+    cl_uniques u;
+    assert_int_equal(cl_uniques_init(&u, map, ids, n, NULL), BD_OK);
+    const uint64_t *keys = (const uint64_t *)(void *)u.keys->bytes;
+    for (size_t i = 0; i < n; i++) {
+        assert_true(u.index[i] < u.n_unique);
+        assert_true(keys[u.index[i]] == ids[i]);
+    }
+    assert_int_equal(u.server_first[0], 0);
+    assert_int_equal(u.server_first[n_servers], u.n_unique);
+    for (size_t s = 0; s < n_servers; s++) {
+        for (size_t k = u.server_first[s]; k < u.server_first[s + 1]; k++) {
+            assert_int_equal(map->owner[cl_slot_of(keys[k])], s);
+            if (k > u.server_first[s]) { /* sorted by slot; inside a slot by first occurrence */
+                uint32_t a = cl_slot_of(keys[k - 1]), b = cl_slot_of(keys[k]);
+                assert_true(a <= b);
+                size_t first_a = 0, first_b = 0;
+                for (; ids[first_a] != keys[k - 1]; first_a++) {
+                }
+                for (; ids[first_b] != keys[k]; first_b++) {
+                }
+                assert_true(a < b || first_a < first_b);
+            }
+        }
+    }
+    cl_uniques_deinit(&u);
+}
+
 static void uniques_are_distinct_grouped_and_indexed(void **state)
 {
     (void)state;
@@ -42,33 +73,41 @@ static void uniques_are_distinct_grouped_and_indexed(void **state)
         size_t n_servers = 1 + seed % 5, n = seed == 0 ? 0 : (size_t)(seed * seed * seed) % 5000;
         cl_map *map = make_map(n_servers, seed);
         draw_ids(ids, n, seed, 1 + seed * 37);
-        cl_uniques u;
-        assert_int_equal(cl_uniques_init(&u, map, ids, n, NULL), BD_OK);
-        const uint64_t *keys = (const uint64_t *)(void *)u.keys->bytes;
-        for (size_t i = 0; i < n; i++) {
-            assert_true(u.index[i] < u.n_unique);
-            assert_true(keys[u.index[i]] == ids[i]);
-        }
-        assert_int_equal(u.server_first[0], 0);
-        assert_int_equal(u.server_first[n_servers], u.n_unique);
-        for (size_t s = 0; s < n_servers; s++) {
-            for (size_t k = u.server_first[s]; k < u.server_first[s + 1]; k++) {
-                assert_int_equal(map->owner[cl_slot_of(keys[k])], s);
-                if (k > u.server_first[s]) { /* sorted by slot; inside a slot by first occurrence */
-                    uint32_t a = cl_slot_of(keys[k - 1]), b = cl_slot_of(keys[k]);
-                    assert_true(a <= b);
-                    size_t first_a = 0, first_b = 0;
-                    for (; ids[first_a] != keys[k - 1]; first_a++) {
-                    }
-                    for (; ids[first_b] != keys[k]; first_b++) {
-                    }
-                    assert_true(a < b || first_a < first_b);
-                }
-            }
-        }
-        cl_uniques_deinit(&u);
+        check_uniques(map, n_servers, ids, n);
         cl_map_unref(map);
     }
+}
+
+/* n ids of two slots, each of which has `vocabulary` keys. */
+static void draw_crowded_ids(uint64_t *ids, size_t n, uint64_t vocabulary)
+{
+    static uint64_t keys[2][200];
+    size_t found[2] = {0, 0};
+    for (uint64_t key = 0; found[0] < vocabulary || found[1] < vocabulary; key++) {
+        uint32_t slot = cl_slot_of(key);
+        if (slot < 2 && found[slot] < vocabulary) {
+            keys[slot][found[slot]++] = key;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        ids[i] = keys[i % 2][bd_rand_u64(SEED, vocabulary, i) % vocabulary];
+    }
+}
+
+static void slots_with_many_keys_are_no_exception(void **state)
+{
+    (void)state;
+    static uint64_t ids[1000];
+    cl_map *map = make_map(3, 1);
+    for (size_t n = 1; n <= 1000; n = n * 3 / 2 + 1) {
+        draw_crowded_ids(ids, n, 1);
+        check_uniques(map, 3, ids, n);
+        draw_crowded_ids(ids, n, 40);
+        check_uniques(map, 3, ids, n);
+        draw_crowded_ids(ids, n, 200);
+        check_uniques(map, 3, ids, n);
+    }
+    cl_map_unref(map);
 }
 
 /* Every row of every table is in exactly one part of its server, in order; parts keep their size.
@@ -149,8 +188,8 @@ static void dedup_survives_every_allocation_failure(void **state)
 {
     (void)state;
     long before = bd_mem_live_blocks();
-    static uint64_t ids[100];
-    draw_ids(ids, 100, 5, 50);
+    static uint64_t ids[1000];
+    draw_crowded_ids(ids, 1000, 200);
     bd_status rc = BD_E_NOMEM;
     for (long nth = 0; rc != BD_OK; nth++) {
         static const char *const addresses[] = {"a:1", "b:2"};
@@ -162,7 +201,7 @@ static void dedup_survives_every_allocation_failure(void **state)
         bd_fault_fail_alloc(nth);
         rc = cl_map_new(1, addresses, 2, owner, CL_N_SLOTS, &map, NULL);
         if (rc == BD_OK) {
-            rc = cl_uniques_init(&u, map, ids, 100, NULL);
+            rc = cl_uniques_init(&u, map, ids, 1000, NULL);
         }
         if (rc == BD_OK) {
             const cl_cut cut = {&u, dim, NULL};
@@ -182,6 +221,7 @@ int main(void)
     (void)printf("seed %u\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(uniques_are_distinct_grouped_and_indexed),
+        cmocka_unit_test(slots_with_many_keys_are_no_exception),
         cmocka_unit_test(plan_covers_every_row_once),
         cmocka_unit_test(a_broken_map_is_refused_by_name),
         cmocka_unit_test(dedup_survives_every_allocation_failure),
