@@ -1,7 +1,5 @@
 #include "ps_server/ps_bags.h"
 
-#include "base/num/vec.h"
-
 #include <string.h>
 
 bd_status ps_bags_check(const ps_bags *b, size_t n_keys, bd_err *err)
@@ -24,45 +22,6 @@ bd_status ps_bags_check(const ps_bags *b, size_t n_keys, bd_err *err)
         return bd_err_set(err, BD_E_INVALID, "bag %u of %u", top, b->n_bags);
     }
     return BD_OK;
-}
-
-static float weight_of(const ps_bags *b, size_t entry)
-{
-    return b->weights == NULL ? 1.0f : b->weights[entry];
-}
-
-static bool is_same_key(const ps_bags *b, size_t entry)
-{
-    return entry < b->n_entries && (b->entries[entry] & PS_BAG_SAME_KEY) != 0;
-}
-
-void ps_bag_add(ps_bag_walk *w, const float *row, float *out)
-{
-    const ps_bags *b = w->bags;
-    size_t entry = w->entry;
-    do {
-        size_t bag = b->entries[entry] & ~PS_BAG_SAME_KEY;
-        num_axpy(out + bag * w->dim, weight_of(b, entry), row, w->dim);
-        entry++;
-    } while (is_same_key(b, entry));
-    w->entry = entry;
-}
-
-const float *ps_bag_grad(ps_bag_walk *w, const float *bag_grads, float *scratch)
-{
-    const ps_bags *b = w->bags;
-    size_t entry = w->entry++;
-    const float *first = bag_grads + (size_t)(b->entries[entry] & ~PS_BAG_SAME_KEY) * w->dim;
-    if (weight_of(b, entry) == 1.0f && !is_same_key(b, w->entry)) {
-        return first;
-    }
-    memset(scratch, 0, w->dim * sizeof *scratch);
-    num_axpy(scratch, weight_of(b, entry), first, w->dim);
-    for (; is_same_key(b, w->entry); w->entry++) {
-        size_t bag = b->entries[w->entry] & ~PS_BAG_SAME_KEY;
-        num_axpy(scratch, weight_of(b, w->entry), bag_grads + bag * w->dim, w->dim);
-    }
-    return scratch;
 }
 
 size_t ps_bags_pool(const ps_bags *b, const float *rows, size_t dim, size_t entry, size_t n_keys,

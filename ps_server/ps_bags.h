@@ -12,8 +12,11 @@
 #define PS_BAGS_H
 
 #include "base/err.h"
+#include "base/num/vec.h"
 
 #include "ps_server/ps_types.h"
+
+#include <string.h>
 
 #define PS_BAG_SAME_KEY 0x80000000u
 
@@ -37,11 +40,46 @@ typedef struct ps_bag_walk {
     size_t entry; /* where the next key's begin */
 } ps_bag_walk;
 
+static inline float ps_bag_weight(const ps_bags *b, size_t entry)
+{
+    return b->weights == NULL ? 1.0f : b->weights[entry];
+}
+
+static inline bool ps_bag_same_key(const ps_bags *b, size_t entry)
+{
+    return entry < b->n_entries && (b->entries[entry] & PS_BAG_SAME_KEY) != 0;
+}
+
 /* out[n_bags x dim] += weight x row[dim] for the bags of the next key. */
-void ps_bag_add(ps_bag_walk *w, const float *row, float *out);
+static inline void ps_bag_add(ps_bag_walk *w, const float *row, float *out)
+{
+    const ps_bags *b = w->bags;
+    size_t entry = w->entry;
+    do {
+        size_t bag = b->entries[entry] & ~PS_BAG_SAME_KEY;
+        num_axpy(out + bag * w->dim, ps_bag_weight(b, entry), row, w->dim);
+        entry++;
+    } while (ps_bag_same_key(b, entry));
+    w->entry = entry;
+}
 
 /* The gradient of the next key from those of the bags [n_bags x dim]: one of them as it is, or a
  * sum in scratch[dim]. Valid until the next call. */
-const float *ps_bag_grad(ps_bag_walk *w, const float *bag_grads, float *scratch);
+static inline const float *ps_bag_grad(ps_bag_walk *w, const float *bag_grads, float *scratch)
+{
+    const ps_bags *b = w->bags;
+    size_t entry = w->entry++;
+    const float *first = bag_grads + (size_t)(b->entries[entry] & ~PS_BAG_SAME_KEY) * w->dim;
+    if (ps_bag_weight(b, entry) == 1.0f && !ps_bag_same_key(b, w->entry)) {
+        return first;
+    }
+    memset(scratch, 0, w->dim * sizeof *scratch);
+    num_axpy(scratch, ps_bag_weight(b, entry), first, w->dim);
+    for (; ps_bag_same_key(b, w->entry); w->entry++) {
+        size_t bag = b->entries[w->entry] & ~PS_BAG_SAME_KEY;
+        num_axpy(scratch, ps_bag_weight(b, w->entry), bag_grads + bag * w->dim, w->dim);
+    }
+    return scratch;
+}
 
 #endif

@@ -260,18 +260,14 @@ size_t ps_rows_move_out(ps_rows *r, size_t want)
     return moved;
 }
 
-void ps_rows_touch(ps_rows *r, uint32_t row, uint64_t n)
+void ps_rows_list_dirty(ps_rows *r, uint32_t row, uint64_t n)
 {
-    ps_row_meta *m = ps_rows_meta(r, row);
-    if (m->dirty) {
-        return;
-    }
     BD_ASSERT(r->n_dirty < r->cap_dirty);
     if (r->n_dirty == 0) {
         r->oldest_dirty_n = n;
     }
     r->dirty[r->n_dirty++] = row;
-    m->dirty = 1;
+    ps_rows_meta(r, row)->dirty = 1;
     if (r->budget != NULL) {
         (void)atomic_fetch_add_explicit(&r->budget->dirty_bytes, r->stride_bytes,
                                         memory_order_relaxed);

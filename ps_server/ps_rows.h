@@ -110,8 +110,8 @@ uint32_t ps_rows_add(ps_rows *r, uint64_t key, uint64_t mixed);
 void ps_rows_remove(ps_rows *r, uint32_t row);
 /* CLOCK: up to `want` rows leave; returns how many did. */
 size_t ps_rows_move_out(ps_rows *r, size_t want);
-/* Marks it changed by record n; needs room in the dirty list (ps_rows_reserve). */
-void ps_rows_touch(ps_rows *r, uint32_t row, uint64_t n);
+/* Lists a row that is not dirty as changed by record n: ps_rows_touch. */
+void ps_rows_list_dirty(ps_rows *r, uint32_t row, uint64_t n);
 /* Row bytes with all that belongs to a slot, for sums over budgets. */
 static inline size_t ps_rows_slot_bytes(const ps_rows *r)
 {
@@ -146,6 +146,14 @@ static inline float *ps_rows_at(const ps_rows *r, uint32_t row)
 static inline ps_row_meta *ps_rows_meta(const ps_rows *r, uint32_t row)
 {
     return (ps_row_meta *)(void *)((uint8_t *)ps_rows_at(r, row) + r->meta_offset);
+}
+
+/* Marks it changed by record n; needs room in the dirty list (ps_rows_reserve). */
+static inline void ps_rows_touch(ps_rows *r, uint32_t row, uint64_t n)
+{
+    if (!ps_rows_meta(r, row)->dirty) {
+        ps_rows_list_dirty(r, row, n);
+    }
 }
 
 /* A number that may be out of date: is it the row of this key? Touches the row's own header only. */

@@ -138,7 +138,7 @@ static uint32_t add_row(ps_table *t, ps_rows *r, uint64_t key)
     return row;
 }
 
-uint32_t ps_table_row_for(ps_table *t, ps_rows *r, uint32_t row, uint64_t key, uint64_t n)
+static inline uint32_t row_for(ps_table *t, ps_rows *r, uint32_t row, uint64_t key, uint64_t n)
 {
     if (row == PS_NO_ROW) {
         return add_row(t, r, key);
@@ -156,7 +156,12 @@ uint32_t ps_table_row_for(ps_table *t, ps_rows *r, uint32_t row, uint64_t key, u
     return row;
 }
 
-void ps_table_stamp(ps_rows *r, uint32_t row, const ps_apply *a)
+uint32_t ps_table_row_for(ps_table *t, ps_rows *r, uint32_t row, uint64_t key, uint64_t n)
+{
+    return row_for(t, r, row, key, n);
+}
+
+static inline void stamp(ps_rows *r, uint32_t row, const ps_apply *a)
 {
     ps_row_meta *m = ps_rows_meta(r, row);
     m->seq_n = a->seq.n;
@@ -164,6 +169,11 @@ void ps_table_stamp(ps_rows *r, uint32_t row, const ps_apply *a)
     m->last_step = a->step;
     ps_rows_use(r, row);
     ps_rows_touch(r, row, a->seq.n);
+}
+
+void ps_table_stamp(ps_rows *r, uint32_t row, const ps_apply *a)
+{
+    stamp(r, row, a);
 }
 
 static void count_push(ps_row_meta *m)
@@ -232,7 +242,7 @@ static void update_one(updating *u, size_t i)
     const ps_spec *spec = &u->t->spec;
     const num_row_form form = {spec->opt, spec->dtype, spec->dim};
     uint64_t key = u->keys[i];
-    uint32_t row = ps_table_row_for(u->t, u->r, row_of(u, i), key, u->a->seq.n);
+    uint32_t row = row_for(u->t, u->r, row_of(u, i), key, u->a->seq.n);
     const float *grad = next_gradient(u->grads);
     if (row == PS_NO_ROW) {
         return;
@@ -240,7 +250,7 @@ static void update_one(updating *u, size_t i)
     num_row_update(&form, u->hyper, ps_rows_at(u->r, row), grad, draw_of(spec, key, u->a),
                    u->t->scratch);
     count_push(ps_rows_meta(u->r, row));
-    ps_table_stamp(u->r, row, u->a);
+    stamp(u->r, row, u->a);
 }
 
 /* Under one lock no row of these keys moves or comes but by update_one, so what is found ahead
