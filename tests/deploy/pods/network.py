@@ -14,12 +14,30 @@ def ip(*args):
     subprocess.run(["ip", *args], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-class Network:
-    NET = "10.78.0"
+def claim_net():
+    """A /24 that no other run on this host uses, and what holds it: a name that the kernel frees with the process."""
+    for i in range(100, 200):
+        held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            held.bind(f"\0braid-pods-{i}")
+            return f"10.78.{i}", held
+        except OSError:
+            held.close()
+    raise RuntimeError("a hundred runs of this on one host")
 
+
+def interfaces_with(address):
+    listed = subprocess.run(["ip", "-br", "addr"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return [line.split()[0] for line in listed.splitlines() if f"{address}/24" in line.split()]
+
+
+class Network:
     def __init__(self, rate="1gbit"):
         self.tag, self.rate, self.next_host, self.hosts = f"bp{os.getpid()}", rate, 10, []
-        self.gateway = f"{self.NET}.1"
+        self.net, self.held = claim_net()
+        self.gateway = f"{self.net}.1"
+        for left in interfaces_with(self.gateway):  # by a run that was killed
+            ip("link", "del", left)
         self.records, self.lock = {}, threading.Lock()  # name -> [address]
         self.deaf = False  # queries are lost
         # An address of its own: else it is that of a port, and changes when pods come and go.
@@ -38,14 +56,14 @@ class Network:
         self.hosts.append(ns)
         ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", ns)
         ip("link", "set", link, "master", self.tag, "up")
-        ip("-n", ns, "addr", "add", f"{self.NET}.{n}/24", "dev", "eth0")
+        ip("-n", ns, "addr", "add", f"{self.net}.{n}/24", "dev", "eth0")
         ip("-n", ns, "link", "set", "eth0", "up")
         ip("-n", ns, "link", "set", "lo", "up")
         if shutil.which("tc"):
             for where in (["ip", "netns", "exec", ns, "tc", "qdisc", "replace", "dev", "eth0"],
                           ["tc", "qdisc", "replace", "dev", link]):
                 subprocess.run([*where, "root", "tbf", "rate", self.rate, "burst", "256kb", "latency", "20ms"], check=True)
-        return ns, f"{self.NET}.{n}"
+        return ns, f"{self.net}.{n}"
 
     def set_link(self, ns, state):
         """down: the rest of the cluster and this host hear nothing of each other."""
@@ -60,6 +78,7 @@ class Network:
         for ns in list(self.hosts):
             subprocess.run(["ip", "netns", "del", ns], check=False, stderr=subprocess.DEVNULL)
         subprocess.run(["ip", "link", "del", self.tag], check=False, stderr=subprocess.DEVNULL)
+        self.held.close()
 
     def resolv_conf(self, namespace):
         """As a kubelet writes it."""
