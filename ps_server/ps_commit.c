@@ -13,12 +13,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Appends the sections of one part to the record. */
 static const uint32_t *guesses_of(const ps_grads *g)
 {
     return g->found == NULL ? NULL : (const uint32_t *)(const void *)g->found->bytes;
 }
 
+/* Appends the sections of one part to the record. */
 static bd_status add_sections(ps_shard *s, ps_record *rec, const ps_part *p, bd_err *err)
 {
     if (!bd_grow(&s->sections, &s->cap_sections, rec->n_sections + p->n_tables,
