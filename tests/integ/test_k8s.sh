@@ -29,6 +29,23 @@ sed -i 's/^BRAID_JOURNAL_CAP=.*/BRAID_JOURNAL_CAP=256MiB/' "$work/k8s/base/ps.en
 check "one name of the configuration in it" test "$(config_name "$work/changed.yaml" | wc -l)" = 1
 check "a changed option rolls the pods" test "$(config_name "$work/changed.yaml")" != "$(config_name "$work/overlays-prod.yaml")"
 
+# State in etcd, in an overlay over prod, with the endpoints of one's own.
+mkdir "$work/k8s/overlays/mine"
+cat >"$work/k8s/overlays/mine/kustomization.yaml" <<'X'
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: braid
+resources: [../prod]
+components: [../../components/etcd]
+configMapGenerator:
+  - {name: braid-ps-config, behavior: merge, literals: ["BRAID_STORE=etcd://a:2379,b:2379/x", BRAID_ETCD_USER=braid, BRAID_ETCD_PASSWORD_FILE=/etc/braid/etcd/password]}
+X
+mine() { "$kubectl" kustomize "$work/k8s/overlays/mine" >"$work/mine.yaml" && k8s_check "$work/mine.yaml"; }
+check "components/etcd renders" mine
+etcd_is_reached() { grep -q 'BRAID_STORE: etcd://a:2379,b:2379/x' "$work/mine.yaml" && grep -q "port: 2379$" "$work/mine.yaml" && grep -q 'secretName: braid-ps-etcd' "$work/mine.yaml"; }
+check "its servers reach etcd" etcd_is_reached
+check "nobody else names it" test "$(grep -c 2379 "$work/overlays-prod.yaml")" = 0
+
 paths_exist() { (cd "$repo" && for path in $(grep -ohE '\bdeploy/[a-zA-Z0-9_./-]+' docs/KUBERNETES.md docs/OPERATIONS.md | sed 's/[.]$//' | sort -u); do [ -e "$path" ] || { echo "no $path"; return 1; }; done); }
 check "every path that the guides name exists" paths_exist
 

@@ -41,7 +41,13 @@ mounts_both() { # KIND: its pod mounts the certificates and the tokens
 }
 check "the servers mount both Secrets" mounts_both StatefulSet
 check "and so does the status test" mounts_both Pod
-check "no problem in any of them" k8s_check "$work"/{default,full,small,ports,tls}.yaml
+check "state in etcd" template etcd.yaml --set etcd.store=etcd://a:2379\\,b:2379/x --set etcd.secretName=my-etcd --set networkPolicy.enabled=true
+etcd_is_reached() { grep -q 'BRAID_STORE: "etcd://a:2379,b:2379/x"' "$work/etcd.yaml" && grep -q 'BRAID_ETCD_KEY: /etc/braid/etcd/tls.key' "$work/etcd.yaml" && grep -q 'port: 2379' "$work/etcd.yaml" && grep -q 'secretName: my-etcd,' "$work/etcd.yaml"; }
+check "which servers reach, by its certificate" etcd_is_reached
+check "or as a user" template user.yaml --set etcd.store=etcd://a:2379 --set etcd.secretName=my-etcd --set etcd.user=braid
+check "with a password" test "$(grep -cE 'BRAID_ETCD_(USER: "braid"|PASSWORD_FILE: /etc/braid/etcd/password)' "$work/user.yaml")" = 2
+check "no etcd by default" test "$(grep -cE '2379|ETCD|/etcd' "$work/full.yaml")" = 0
+check "no problem in any of them" k8s_check "$work"/{default,full,small,ports,tls,etcd,user}.yaml
 check "planted mistakes are found" k8s_check --self-test "$work/full.yaml"
 sed 's/^/  /' "$work/check.txt"
 
@@ -63,5 +69,7 @@ check "no server is refused" refused servers --set servers=0
 check "a short grace period is refused" refused terminationGracePeriodSeconds --set terminationGracePeriodSeconds=5
 check "the tag latest is refused" refused tag --set image.tag=latest
 check "options that the chart sets are refused" refused listen --set config.listen=0.0.0.0:1
+check "a user in etcd's address is refused" refused store --set etcd.store=etcd://me:secret@a:2379
+check "a user of etcd without a Secret" refused secretName --set etcd.store=etcd://a:2379 --set etcd.user=braid
 check "an old Kubernetes is refused" refused 1.30 --kube-version 1.29.0
 finish

@@ -34,6 +34,19 @@ BRAID_TLS_CLIENT_AUTH: {{ .Values.tls.clientAuth }}
 BRAID_TOKENS_FILE: /etc/braid/tokens/tokens
 BRAID_TOKEN_FILE: /etc/braid/tokens/server.token
 {{- end }}
+{{- with .Values.etcd.store }}
+BRAID_STORE: {{ . | quote }}
+{{- end }}
+{{- if .Values.etcd.secretName }}
+BRAID_ETCD_CA: /etc/braid/etcd/ca.crt
+{{- if .Values.etcd.user }}
+BRAID_ETCD_USER: {{ .Values.etcd.user | quote }}
+BRAID_ETCD_PASSWORD_FILE: /etc/braid/etcd/password
+{{- else }}
+BRAID_ETCD_CERT: /etc/braid/etcd/tls.crt
+BRAID_ETCD_KEY: /etc/braid/etcd/tls.key
+{{- end }}
+{{- end }}
 BRAID_SERVERS: {{ .Values.servers | quote }}
 BRAID_LISTEN: "0.0.0.0:{{ .Values.ports.grpc }}"
 BRAID_HEALTH_LISTEN: "0.0.0.0:{{ .Values.ports.health }}"
