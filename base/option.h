@@ -87,6 +87,8 @@ bd_status bd_options_check(const bd_options *o, bd_err *err) BD_MUST_CHECK;
 void bd_options_print(const bd_options *o, FILE *out);
 /* One JSON object with nested keys; owned text (bd_free). NULL: no memory. */
 char *bd_options_json(const bd_options *o);
+/* As one of the two, for --print-config. */
+bd_status bd_options_show(const bd_options *o, bool json, FILE *out, bd_err *err) BD_MUST_CHECK;
 /* Flags with defaults, bounds and help. */
 void bd_options_help(const bd_opt *table, size_t n, FILE *out);
 /* A Markdown table of the options (docs/JOBS.md is made of it). */

@@ -231,3 +231,18 @@ void bd_options_markdown(const bd_opt *table, size_t n, FILE *out)
         (void)fprintf(out, " |\n");
     }
 }
+
+bd_status bd_options_show(const bd_options *o, bool json, FILE *out, bd_err *err)
+{
+    if (!json) {
+        bd_options_print(o, out);
+        return BD_OK;
+    }
+    char *text = bd_options_json(o);
+    if (text == NULL) {
+        return bd_err_set(err, BD_E_NOMEM, "print_config");
+    }
+    (void)fprintf(out, "%s\n", text);
+    bd_free(text);
+    return BD_OK;
+}

@@ -152,7 +152,9 @@ int main(int argc, char **argv)
         bd_log_set_who(who);
         bd_log_set_level((bd_log_level)bd_log_level_parse(opt.log_level));
         bd_log_set_json(opt.log_json);
-        rc = run(&opt, &signals, &err);
+        rc = strcmp(opt.print_config, "none") != 0
+                 ? bd_options_show(&o, strcmp(opt.print_config, "json") == 0, stdout, &err)
+                 : run(&opt, &signals, &err);
     }
     bd_options_deinit(&o);
     return rc == BD_OK ? BD_EXIT_OK : fail(&err);

@@ -84,5 +84,7 @@ const bd_opt ps_option_table[] = {
      "The least important log lines to print."},
     {"log_json", BD_OPT_BOOL, AT(log_json), "false", 0, 0, NULL,
      "Log lines as JSON objects instead of text."},
+    {"print_config", BD_OPT_ENUM, AT(print_config), "none", 0, 0, "none|text|json",
+     "Prints the options, checked, each with where it is from, and ends."},
 };
 const size_t ps_n_options = sizeof ps_option_table / sizeof ps_option_table[0];

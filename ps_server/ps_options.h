@@ -33,6 +33,7 @@ typedef struct ps_options {
     const char *tls_client_auth;
     const char *log_level;
     bool log_json;
+    const char *print_config;
 } ps_options;
 
 extern const bd_opt ps_option_table[];

@@ -84,21 +84,6 @@ static void print_options(bool man)
     }
 }
 
-static bd_status print_config(const wk_job *job, bd_err *err)
-{
-    if (strcmp(job->process.print_config, "text") == 0) {
-        bd_options_print(&job->options, stdout);
-        return BD_OK;
-    }
-    char *json = bd_options_json(&job->options);
-    if (json == NULL) {
-        return bd_err_set(err, BD_E_NOMEM, "print_config");
-    }
-    (void)puts(json);
-    bd_free(json);
-    return BD_OK;
-}
-
 static bd_status train(const wk_run_options *opt, bd_err *err)
 {
     char *result = NULL;
@@ -127,7 +112,8 @@ static bd_status run(wk_job *job, bd_err *err)
         return rc;
     }
     if (strcmp(job->process.print_config, "none") != 0) {
-        return print_config(job, err);
+        return bd_options_show(&job->options, strcmp(job->process.print_config, "json") == 0,
+                               stdout, err);
     }
     (void)snprintf(who, sizeof who, "worker-%lld", (long long)job->process.rank);
     bd_log_set_who(who);

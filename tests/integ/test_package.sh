@@ -43,6 +43,22 @@ wrong_names() { # PROGRAM FILE
 samples=$work/root/usr/share/braid/samples units=$work/root/usr/lib/systemd/system
 check "the server's sample and unit name options" test -z "$(wrong_names braid-ps "$samples/ps.env")$(wrong_names braid-ps "$units/braid-ps@.service" | grep -v '^BRAID_$')"
 check "the worker's too" test -z "$(wrong_names braid-worker "$samples/worker.env")$(wrong_names braid-worker "$units/braid-worker@.service" | grep -v '^BRAID_$')"
+# The programs take the samples' values: each is what they say, from the environment.
+values() { sed -n 's/^\(BRAID_[A-Z_]*\)=/\1 /p' "$1"; }
+taken() { # SAMPLE PROGRAM ARGS...
+  local sample=$1 name value
+  shift
+  env -i $(grep -E '^BRAID_' "$sample") "$@" --print-config text >"$work/config.txt" || return 1
+  while read -r name value; do
+    grep -E "# environment $name\$" "$work/config.txt" | grep -qiF -- "$value" || { echo "$name=$value is not taken"; return 1; }
+  done < <(values "$sample")
+}
+check "braid-ps takes its sample" taken "$samples/ps.env" "$bin/braid-ps" --index 1 --data-dir "$work/data"
+check "braid-worker takes its own" taken "$samples/worker.env" "$bin/braid-worker" "$repo/tests/integ/small.yaml"
+check "braid-worker takes the sample jobs" taken "$samples/worker.env" "$bin/braid-worker" "$samples/demo.yaml"
+sed 's/^BRAID_STAGED_LIMIT=.*/BRAID_STAGED_LIMIT=1/' "$samples/ps.env" >"$work/small.env"
+untaken() { ! taken "$@"; }
+check "a value out of bounds is refused" untaken "$work/small.env" "$bin/braid-ps" --index 1 --data-dir "$work/data"
 echo BRAID_LISTN=1 >"$work/wrong.env"
 check "this test sees a wrong option" test "$(wrong_names braid-ps "$work/wrong.env")" = BRAID_LISTN
 if command -v systemd-analyze >/dev/null; then
