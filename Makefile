@@ -1,7 +1,7 @@
 # Braid's front door. `make demo` and `make test` install what is missing, build and run.
 SHELL  := /bin/bash
 BUILD  ?= build
-WERROR ?= 0
+WERROR ?=# 1: warnings are errors, 0: they are not; empty: as $(BUILD) was made before
 JOBS   ?= $(shell nproc)
 CMAKE_FLAGS ?=
 
@@ -15,7 +15,7 @@ deps:
 	@bash deploy/install-deps.sh
 
 build: deps
-	@cmake -S . -B $(BUILD) -G Ninja -DBRAID_WERROR=$(if $(filter 1,$(WERROR)),ON,OFF) $(CMAKE_FLAGS) >$(BUILD).cmake.log 2>&1 || (cat $(BUILD).cmake.log; exit 1)
+	@cmake -S . -B $(BUILD) -G Ninja $(if $(WERROR),-DBRAID_WERROR=$(if $(filter 1,$(WERROR)),ON,OFF)) $(CMAKE_FLAGS) >$(BUILD).cmake.log 2>&1 || (cat $(BUILD).cmake.log; exit 1)
 	@cmake --build $(BUILD) -j $(JOBS)
 
 # Binaries, libbraid.so, braid.h and their pkg-config and CMake files.
