@@ -8,12 +8,18 @@
 
 in turns, `--rounds` times; medians and ratios. All train with SGD, batch 2048 a trainer, bags of 26 ids
 out of 1,000,000, dim 64, net 64-64-8 with cross entropy (braid-worker: 64-64-1 with binary cross
-entropy, read from a CSV file). Both Braid runs are async, pool bags at the server, ask for the next
-batch's bags while a batch is computed, and let a push be applied while the next step runs (one step in
-flight); durability is --durability (PyTorch's tables have none).
+entropy, read from a CSV file). Each trainer has 16,384 samples, which come in another order every time
+it has seen them all: batches that come again as they were would find the rows that they have created
+side by side. All take --iters timed steps after half as many that warm up (and create the rows). Both
+Braid runs are async, pool bags at the server, ask for the next batch's bags while a batch is computed,
+and let a push be applied while the next step runs (one step in flight); durability is --durability
+(PyTorch's tables have none).
 
     python3 bench/hybrid_vs_pytorch.py [--build DIR] [--iters N] [--rounds N] [--only NAME,...]
         [--durability checkpoint|journal|sync] [--json]
+
+Where OpenBLAS does not know the processor it takes its oldest kernels. braid-worker then names better
+ones, so the script does so for all (OPENBLAS_CORETYPE, when it is not set).
 
 Needs PyTorch with RPC (Debian: python3-torch) and a build of Braid. --json prints one object with
 braid_worker_samples_per_s braid_python_samples_per_s pytorch_ddp_rpc_samples_per_s
@@ -21,9 +27,11 @@ pytorch_one_process_samples_per_s.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import pathlib
+import re
 import socket
 import statistics
 import subprocess
@@ -33,7 +41,8 @@ import time
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 ROWS, DIM, BATCH, BAG, CLASSES, TRAINERS = 1_000_000, 64, 2048, 26, 8, 2
-DISTINCT = 8  # batches that each trainer goes round
+DISTINCT = 8  # batches of different samples that each trainer has
+ORDERS = 8  # in which they come, one after another; then again
 LR = 0.05
 LIMIT_S = 180
 CASES = ("braid_worker", "braid_python", "pytorch_ddp_rpc", "pytorch_one_process")
@@ -55,23 +64,21 @@ def net():
 def batches(rank):
     import torch
 
-    g = torch.Generator().manual_seed(rank)
-    return [
-        (
-            torch.randint(0, ROWS, (BATCH, BAG), generator=g),
-            torch.randint(0, CLASSES, (BATCH,), generator=g),
-        )
-        for _ in range(DISTINCT)
-    ]
+    g, n = torch.Generator().manual_seed(rank), BATCH * DISTINCT
+    ids = torch.randint(0, ROWS, (n, BAG), generator=g)
+    y = torch.randint(0, CLASSES, (n,), generator=g)
+    orders = [torch.randperm(n, generator=g).view(DISTINCT, BATCH) for _ in range(ORDERS)]
+    return [(ids[rows], y[rows]) for order in orders for rows in order]
 
 
 def timed(step, iters, barrier=lambda: None):
-    """Seconds of `iters` steps after as many that warm up (half as many)."""
-    for i in range(max(iters // 2, DISTINCT)):
+    """Seconds of `iters` steps after half as many that warm up."""
+    warm_up = iters // 2
+    for i in range(warm_up):
         step(i)
     barrier()
     start = time.perf_counter()
-    for i in range(iters):
+    for i in range(warm_up, warm_up + iters):
         step(i)
     barrier()
     return time.perf_counter() - start
@@ -95,7 +102,7 @@ def pytorch_one_process(args):
     data = batches(0)
 
     def step(i):
-        ids, y = data[i % DISTINCT]
+        ids, y = data[i % len(data)]
         opt.zero_grad(set_to_none=True)
         loss(fc(emb(ids)), y).backward()
         opt.step()
@@ -138,7 +145,7 @@ def _rpc_rank(rank, iters, ports):
         data = [(ids.reshape(-1), y) for ids, y in batches(rank)]
 
         def step(i):
-            ids, y = data[i % DISTINCT]
+            ids, y = data[i % len(data)]
             with dist_autograd.context() as context:
                 dist_autograd.backward(context, [loss(fc(emb.forward(ids, offsets)), y)])
                 opt.step(context)
@@ -183,8 +190,8 @@ def _braid_rank(rank, iters, port, coordinator, durability):
     ahead = [emb.prefetch(data[0][0])]
 
     def step(i):
-        now, y = ahead.pop(), data[i % DISTINCT][1]
-        ahead.append(emb.prefetch(data[(i + 1) % DISTINCT][0]))
+        now, y = ahead.pop(), data[i % len(data)][1]
+        ahead.append(emb.prefetch(data[(i + 1) % len(data)][0]))
         with braid.torch.context(client) as context:
             opt.zero_grad(set_to_none=True)
             loss(fc(emb(now)), y).backward()
@@ -264,8 +271,8 @@ def braid_worker(args):
                 durability=args.durability,
                 work=work,
                 batch=TRAINERS * BATCH,
-                warm_up=5 * args.iters,
-                steps=10 * args.iters,
+                warm_up=args.iters // 2,
+                steps=args.iters // 2 * 3,
                 lr=LR,
             )
         )
@@ -275,15 +282,31 @@ def braid_worker(args):
         if run.returncode != 0:
             sys.exit(f"braid run: exit code {run.returncode}\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
         lines = pathlib.Path(work, "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        # One line for the first half, which creates the rows, and one for the second.
-        print([m for m in map(json.loads, lines) if m["type"] == "train"][1]["samples_per_s"])
+        # A line for the warm-up, and two for as many steps each.
+        rates = [m["samples_per_s"] for m in map(json.loads, lines) if m["type"] == "train"]
+        print(statistics.harmonic_mean(rates[1:]))
 
 
 # ---- all in turns ----
+def kernels():
+    """OPENBLAS_CORETYPE as braid-worker would set it (tape/cpu_blas.c)."""
+    try:
+        blas = ctypes.CDLL("libopenblas.so.0")
+        blas.openblas_get_corename.restype = ctypes.c_char_p
+        is_old = blas.openblas_get_corename() in (b"Prescott", b"Core2", b"Nehalem", b"Barcelona")
+        flags = re.search(r"^flags.*", pathlib.Path("/proc/cpuinfo").read_text(), re.M).group().split()
+    except (AttributeError, OSError):
+        return {}
+    if not is_old or "avx2" not in flags:
+        return {}
+    return {"OPENBLAS_CORETYPE": "SkylakeX" if "avx512vl" in flags else "Haswell"}
+
+
 def once(case, args):
     command = [sys.executable, __file__, "--case", case, "--build", args.build, "--iters", str(args.iters)]
     command += ["--durability", args.durability]
     env = {
+        **kernels(),
         **os.environ,
         "PYTHONPATH": str(REPO / "clients/python"),
         "BRAID_LIBRARY": str(args.build / "lib/libbraid.so"),
@@ -300,7 +323,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--build", type=pathlib.Path, default=REPO / "build")
-    parser.add_argument("--iters", type=int, default=40, help="timed steps a case and round")
+    parser.add_argument("--iters", type=int, default=200, help="timed steps a case and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--durability", choices=("checkpoint", "journal", "sync"), default="journal")
     parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas")
