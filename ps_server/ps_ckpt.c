@@ -93,7 +93,8 @@ static bd_status list_files(ps_shard *s, const char *tmp, ps_manifest *m, uint64
     bd_err none;
     char *folder = s->last_ckpt[0] == '\0' ? NULL : folder_of(s, s->last_ckpt);
     bool have = folder != NULL && ps_manifest_read(&before, folder, &none) == BD_OK;
-    bd_status rc = ps_manifest_scan(m, tmp, have ? &before : NULL, folder, fresh_bytes, err);
+    bd_status rc = ps_manifest_scan(m, tmp, have ? &before : NULL, folder, ps_store_hash_file,
+                                    s->store, fresh_bytes, err);
     ps_manifest_deinit(&before);
     bd_free(folder);
     return rc;

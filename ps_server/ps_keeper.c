@@ -20,60 +20,6 @@
 #define STOP_WRITE_MS \
     15000 /* an orderly stop writes rows back for so long, then leaves the journal */
 
-void ps_cut_deinit(ps_cut *cut)
-{
-    for (size_t i = 0; i < cut->n; i++) {
-        ps_entries_deinit(&cut->items[i]);
-    }
-    bd_free(cut->items);
-    *cut = (ps_cut){0};
-}
-
-void ps_cut_put_back(ps_shard *s, ps_cut *cut)
-{
-    const ps_tables *ts = ps_shard_lock_tables(s);
-    for (size_t i = 0; i < cut->n; i++) {
-        ps_table *t = ps_tables_find(ts, cut->items[i].table_id);
-        if (t != NULL) {
-            ps_table_put_back(t, &cut->items[i]);
-        }
-    }
-    ps_shard_unlock_tables(s);
-    ps_cut_deinit(cut);
-}
-
-/* The changed rows of one stripe join the cut. */
-static bd_status take_stripe(ps_table *t, uint32_t stripe, bool cold_only, ps_cut *cut)
-{
-    if (!bd_grow(&cut->items, &cut->cap, cut->n + 1, sizeof *cut->items)) {
-        return BD_E_NOMEM;
-    }
-    ps_entries *e = &cut->items[cut->n];
-    bd_status rc = ps_table_take_dirty(t, stripe, cold_only, e);
-    if (rc == BD_OK && e->n > 0) {
-        cut->n++;
-        cut->bytes += e->n * (PS_ENTRY_KEY_BYTES + e->value_bytes);
-    }
-    return rc;
-}
-
-bd_status ps_cut_take(ps_shard *s, ps_cut *cut, bd_err *err)
-{
-    bd_status rc = BD_OK;
-    cut->applied_n = atomic_load_explicit(&s->applied_n, memory_order_acquire);
-    cut->n_rows = ps_tables_n_rows(&s->tables);
-    for (size_t i = 0; i < s->tables.n && rc == BD_OK; i++) {
-        for (uint32_t stripe = 0; stripe < PS_N_STRIPES && rc == BD_OK; stripe++) {
-            rc = take_stripe(s->tables.items[i], stripe, false, cut);
-        }
-    }
-    if (rc != BD_OK) {
-        ps_cut_put_back(s, cut);
-        return bd_err_set(err, rc, "checkpoint: no memory for a copy of the changed rows");
-    }
-    return BD_OK;
-}
-
 /* A sync of the journal beside other work. */
 typedef struct side_sync {
     ps_journal *journal;
@@ -175,7 +121,7 @@ static bd_status write_group(ps_shard *s, progress *p, bd_err *err)
     bd_status rc = BD_OK;
     const ps_tables *ts = ps_shard_lock_tables(s);
     while (p->table < ts->n && group.bytes < s->budget.group_bytes && rc == BD_OK) {
-        rc = take_stripe(ts->items[p->table], p->stripe, p->cold_only, &group);
+        rc = ps_cut_take_stripe(ts->items[p->table], p->stripe, p->cold_only, &group);
         if (rc == BD_OK && ++p->stripe == PS_N_STRIPES) {
             p->stripe = 0;
             p->table++;

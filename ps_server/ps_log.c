@@ -211,15 +211,19 @@ static void remove_file(const ps_log *l, uint64_t no)
 }
 
 /* ---- the flusher ---- */
-/* Under lock, which it lets go meanwhile. */
-static void start_write(ps_log *l, const segment *last)
+/* Under lock, which it lets go meanwhile. What has been written before goes out of the page cache:
+ * records are read at a start alone, and memory that is used again is there already. */
+static void start_write(ps_log *l, const segment *s, uint64_t from)
 {
-    off_t at = (off_t)l->n_started, n = (off_t)(last->end_bytes - l->n_started);
-    int fd = fcntl(last->fd, F_DUPFD_CLOEXEC, 0); /* the file may be dropped meanwhile */
-    l->n_started = last->end_bytes;
+    off_t at = (off_t)from, n = (off_t)(s->end_bytes - from);
+    int fd = fcntl(s->fd, F_DUPFD_CLOEXEC, 0); /* the file may be dropped meanwhile */
+    l->n_started = s->end_bytes;
     (void)pthread_mutex_unlock(&l->lock);
-    if (fd >= 0) {
-        (void)sync_file_range(fd, at, n, SYNC_FILE_RANGE_WRITE); /* a hint */
+    if (fd >= 0) { /* both are hints */
+        (void)sync_file_range(fd, at, n, SYNC_FILE_RANGE_WRITE);
+        if (at > 0) {
+            (void)posix_fadvise(fd, 0, at, POSIX_FADV_DONTNEED);
+        }
         (void)close(fd);
     }
     (void)pthread_mutex_lock(&l->lock);
@@ -245,7 +249,7 @@ static void *flush_main(void *log)
     for (;;) {
         const segment *last = l->n == 0 ? NULL : &l->items[l->n - 1];
         if (last != NULL && last->end_bytes >= l->n_started + FLUSH_BYTES) {
-            start_write(l, last);
+            start_write(l, last, l->n_started);
         } else if (l->n_dead > 0) {
             remove_dead(l);
         } else if (l->stopping) {

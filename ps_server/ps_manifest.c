@@ -69,6 +69,8 @@ typedef struct scan {
     ps_manifest *m;
     const ps_manifest *before;
     const char *before_folder;
+    ps_manifest_hash hash;
+    void *user; /* hash's */
     uint64_t fresh_bytes;
 } scan;
 
@@ -105,7 +107,7 @@ static bd_status scan_one(void *user, const char *dir, const char *name, bd_err 
         n_bytes = old->n_bytes;
         hash = old->hash;
     } else if (rc == BD_OK) {
-        rc = bd_file_hash64(path, &n_bytes, &hash, err);
+        rc = s->hash(s->user, path, &n_bytes, &hash, err);
         s->fresh_bytes += n_bytes;
     }
     if (rc == BD_OK) {
@@ -123,9 +125,10 @@ static int by_name(const void *a, const void *b)
 }
 
 bd_status ps_manifest_scan(ps_manifest *m, const char *folder, const ps_manifest *before,
-                           const char *before_folder, uint64_t *fresh_bytes, bd_err *err)
+                           const char *before_folder, ps_manifest_hash hash, void *user,
+                           uint64_t *fresh_bytes, bd_err *err)
 {
-    scan s = {.m = m, .before = before, .before_folder = before_folder};
+    scan s = {.m = m, .before = before, .before_folder = before_folder, .hash = hash, .user = user};
     char *rows = bd_strfmt("%s/rows", folder);
     bd_status rc = rows == NULL ? no_memory(err) : ps_dir_each(rows, scan_one, &s, err);
     if (m->n_files > 1) {

@@ -47,11 +47,14 @@ bd_status ps_manifest_add_spec(ps_manifest *m, const ps_spec *spec, bd_err *err)
 
 /* ps_manifest_scan - lists the files of <folder>/rows with sizes and hashes in m->files, in order
  * of names. before (may be NULL): the manifest of an older checkpoint in the folder before_folder;
- * a file that is the same inode there is not read again. *fresh_bytes: bytes of files that were
- * read, so new since then. BD_E_IO names the file. Cost: reads what is new once. */
+ * a file that is the same inode there is not read again; the others are hashed by `hash`.
+ * *fresh_bytes: bytes of those, so new since then. BD_E_IO names the file. Cost: reads of what is
+ * new as much as hash has to. */
+typedef bd_status (*ps_manifest_hash)(void *user, const char *path, uint64_t *n_bytes,
+                                      uint64_t *hash, bd_err *err); /* as bd_file_hash64 */
 bd_status ps_manifest_scan(ps_manifest *m, const char *folder, const ps_manifest *before,
-                           const char *before_folder, uint64_t *fresh_bytes,
-                           bd_err *err) BD_MUST_CHECK;
+                           const char *before_folder, ps_manifest_hash hash, void *user,
+                           uint64_t *fresh_bytes, bd_err *err) BD_MUST_CHECK;
 
 /* ps_manifest_write - <folder>/MANIFEST, on the disk when it returns. */
 bd_status ps_manifest_write(const ps_manifest *m, const char *folder, bd_err *err) BD_MUST_CHECK;

@@ -179,8 +179,13 @@ void ps_keeper_call(ps_shard *s, ps_op *op);
 /* Writes changed rows that nobody uses (or all of them), so that they can leave memory; nothing is
  * made safe and no record is forgotten. Keeper, or the thread that opens the shard. */
 bd_status ps_keeper_make_room(ps_shard *s, bool cold_only, bd_err *err);
-/* Takes every changed row, stripe by stripe. BD_E_NOMEM: what was taken is put back. */
+
+/* ---- ps_cut.c: changed rows, held in memory ---- */
+/* Takes every changed row, stripe by stripe, on several cores: training stands still. BD_E_NOMEM:
+ * what was taken is put back. */
 bd_status ps_cut_take(ps_shard *s, ps_cut *cut, bd_err *err);
+/* The changed rows of one stripe (cold_only: ps_table_take_dirty) join the cut. BD_E_NOMEM. */
+bd_status ps_cut_take_stripe(ps_table *t, uint32_t stripe, bool cold_only, ps_cut *cut);
 void ps_cut_put_back(ps_shard *s, ps_cut *cut);
 void ps_cut_deinit(ps_cut *cut);
 

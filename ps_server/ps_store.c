@@ -4,7 +4,9 @@
 #include "base/mem.h"
 
 #include "ps_server/ps_bytes.h"
+#include "ps_server/ps_order.h"
 #include "ps_server/ps_rocks.h"
+#include "ps_server/ps_through.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -17,10 +19,6 @@
 #define MIN_FILE_ROWS  16384u /* fewer are written as batches */
 #define FILE_BYTES     (256u << 20)
 #define MAX_FILES      64u /* that one write makes */
-#define DIGIT_BITS     11u
-#define DIGITS         (1u << DIGIT_BITS)
-#define KEY_PASSES     6u /* 64 bits */
-#define TABLE_PASSES   3u /* 32 bits */
 #define AHEAD          12u
 #define PREFETCH_BYTES 512u
 /* Files of level 0 beyond which batches, which RocksDB slows, are used. */
@@ -28,6 +26,9 @@
 /* While all rows are in memory nobody reads the store before the next start, so that merging its
  * files can wait: it would take the disk from checkpoints and the journal. */
 #define MAX_UNREAD_FILES   36u
+#define MAX_KNOWN          128u /* files whose hash is known but for their end; older ones are read */
+#define WINDOW_ROWS        64u
+#define WINDOW_BYTES       ((size_t)32 << 10)
 #define UNREAD_BLOCK_BYTES (64u << 10)
 
 struct ps_store {
@@ -36,7 +37,9 @@ struct ps_store {
     rocksdb_envoptions_t *env;
     rocksdb_options_t *file_options; /* of files made for ingestion; NULL: the store's */
     rocksdb_ingestexternalfileoptions_t *ingest;
-    uint64_t n_made; /* files for ingestion: a name for the next */
+    uint64_t n_made;                  /* files for ingestion: a name for the next */
+    bd_file_prefix *known[MAX_KNOWN]; /* owned; of the last files made, a ring */
+    size_t n_known;
     size_t n_builders;
     unsigned long max_loose_files;
     rocksdb_compactionfilter_t *forget;
@@ -162,88 +165,23 @@ void ps_store_close(ps_store *s)
         rocksdb_envoptions_destroy(s->env);
         rocksdb_ingestexternalfileoptions_destroy(s->ingest);
         rocksdb_compactionfilter_destroy(s->forget);
+        for (size_t i = 0; i < MAX_KNOWN; i++) {
+            bd_file_prefix_free(s->known[i]);
+        }
         bd_free(s);
     }
 }
 
+bd_status ps_store_hash_file(void *store, const char *path, uint64_t *n_bytes, uint64_t *hash,
+                             bd_err *err)
+{
+    const ps_store *s = store;
+    return bd_file_hash64_after(path, s->known, MAX_KNOWN, n_bytes, hash, err);
+}
+
 /* ---- writing ---- */
-/* One entry where it lies. */
-typedef struct entry_ref {
-    uint64_t key; /* a copy: sorting must not go to the entries */
-    uint32_t table_id;
-    uint32_t value_bytes;
-    const uint8_t *at; /* key, value */
-} entry_ref;
-
-static void list_entries(const ps_entries *items, size_t n_items, entry_ref *refs)
-{
-    size_t at = 0;
-    for (size_t i = 0; i < n_items; i++) {
-        for (size_t k = 0; k < items[i].n; k++) {
-            const uint8_t *e = items[i].bytes + k * (PS_ENTRY_KEY_BYTES + items[i].value_bytes);
-            bool dead = (ps_get_le32(e + PS_ENTRY_KEY_BYTES) & PS_ENTRY_DEAD) != 0;
-            refs[at++] =
-                (entry_ref){ps_get_be64(e + 4), items[i].table_id,
-                            dead ? PS_ENTRY_META_BYTES : (uint32_t)items[i].value_bytes, e};
-        }
-    }
-}
-
-static unsigned digit_of(const entry_ref *r, unsigned pass)
-{
-    return pass < KEY_PASSES ? (unsigned)(r->key >> (pass * DIGIT_BITS)) % DIGITS
-                             : (r->table_id >> ((pass - KEY_PASSES) * DIGIT_BITS)) % DIGITS;
-}
-
-/* Least significant digit first; a digit that all share costs no move. The sorted refs are in a or
- * in b: returns which. */
-static entry_ref *radix_sort(entry_ref *a, entry_ref *b, size_t n)
-{
-    for (unsigned pass = 0; pass < KEY_PASSES + TABLE_PASSES; pass++) {
-        size_t at[DIGITS] = {0};
-        for (size_t i = 0; i < n; i++) {
-            at[digit_of(&a[i], pass)]++;
-        }
-        if (n == 0 || at[digit_of(&a[0], pass)] == n) {
-            continue;
-        }
-        for (size_t d = 0, sum = 0; d < DIGITS; d++) {
-            size_t here = at[d];
-            at[d] = sum;
-            sum += here;
-        }
-        for (size_t i = 0; i < n; i++) {
-            b[at[digit_of(&a[i], pass)]++] = a[i];
-        }
-        entry_ref *other = a;
-        a = b;
-        b = other;
-    }
-    return a;
-}
-
-/* All entries in key order; *refs is owned. */
-static bd_status sort_entries(const ps_entries *items, size_t n_items, entry_ref **refs, size_t *n,
-                              bd_err *err)
-{
-    *n = 0;
-    for (size_t i = 0; i < n_items; i++) {
-        *n += items[i].n;
-    }
-    entry_ref *a = bd_alloc_huge((*n + 1) * sizeof *a), *b = bd_alloc_huge((*n + 1) * sizeof *b);
-    if (a == NULL || b == NULL) {
-        bd_free(a);
-        bd_free(b);
-        return bd_err_set(err, BD_E_NOMEM, "write rows: no memory");
-    }
-    list_entries(items, n_items, a);
-    *refs = radix_sort(a, b, *n);
-    bd_free(*refs == a ? b : a);
-    return BD_OK;
-}
-
 /* Entries lie in the order of their changes: each is a miss, unless it is asked for ahead. */
-static void prefetch_entry(const entry_ref *refs, size_t i, size_t n)
+static void prefetch_entry(const ps_ref *refs, size_t i, size_t n)
 {
     if (i + AHEAD < n) {
         const char *p = (const char *)refs[i + AHEAD].at;
@@ -254,7 +192,7 @@ static void prefetch_entry(const entry_ref *refs, size_t i, size_t n)
     }
 }
 
-static bd_status write_batches(ps_store *s, const entry_ref *refs, size_t n, bd_err *err)
+static bd_status write_batches(ps_store *s, const ps_ref *refs, size_t n, bd_err *err)
 {
     bd_status rc = BD_OK;
     rocksdb_writebatch_t *b = rocksdb_writebatch_create();
@@ -276,30 +214,99 @@ static bd_status write_batches(ps_store *s, const entry_ref *refs, size_t n, bd_
     return rc;
 }
 
-static bd_status fill_file(const ps_store *s, rocksdb_sstfilewriter_t *w, const char *path,
-                           const entry_ref *refs, size_t n, bd_err *err)
+/* Entries that lie all over memory, copied to one place before RocksDB sees them: the copies wait
+ * for memory together, RocksDB's comparisons and copies one after the other. */
+typedef struct window {
+    uint8_t bytes[WINDOW_BYTES];
+    const uint8_t *at[WINDOW_ROWS]; /* where entry i is */
+    size_t n;
+} window;
+
+static void fill_window(window *w, const ps_ref *refs, size_t n)
+{
+    size_t used = 0;
+    for (w->n = 0; w->n < n && w->n < WINDOW_ROWS; w->n++) {
+        size_t bytes = PS_ENTRY_KEY_BYTES + (size_t)refs[w->n].value_bytes;
+        if (bytes > WINDOW_BYTES - used && w->n > 0) {
+            break;
+        }
+        w->at[w->n] = refs[w->n].at; /* a large one stays where it is */
+        if (bytes <= WINDOW_BYTES - used) {
+            prefetch_entry(refs, w->n, n);
+            memcpy(w->bytes + used, refs[w->n].at, bytes);
+            w->at[w->n] = w->bytes + used;
+            used += bytes;
+        }
+    }
+}
+
+static void put_window(rocksdb_sstfilewriter_t *to, const window *w, const ps_ref *refs,
+                       char **text)
+{
+    for (size_t i = 0; i < w->n && *text == NULL; i++) {
+        const char *at = (const char *)w->at[i];
+        rocksdb_sstfilewriter_put(to, at, PS_ENTRY_KEY_BYTES, at + PS_ENTRY_KEY_BYTES,
+                                  refs[i].value_bytes, text);
+    }
+}
+
+/* through: where the rows go by; NULL: straight to the path. */
+static bd_status fill_file(const ps_store *s, rocksdb_sstfilewriter_t *to, const char *path,
+                           ps_through *through, const ps_ref *refs, size_t n, bd_err *err)
 {
     char *text = NULL;
-    rocksdb_sstfilewriter_open(w, path, &text);
-    for (size_t i = 0; i < n && text == NULL; i++) {
-        prefetch_entry(refs, i, n);
-        const char *at = (const char *)refs[i].at;
-        rocksdb_sstfilewriter_put(w, at, PS_ENTRY_KEY_BYTES, at + PS_ENTRY_KEY_BYTES,
-                                  refs[i].value_bytes, &text);
+    uint64_t n_bytes = 0;
+    bool goes_on = true;
+    window *w = bd_alloc(sizeof *w);
+    if (w == NULL) {
+        return bd_err_set(err, BD_E_NOMEM, "write rows: no memory");
     }
-    if (text == NULL) {
-        rocksdb_sstfilewriter_finish(w, &text);
+    rocksdb_sstfilewriter_open(to, through == NULL ? path : ps_through_path(through), &text);
+    for (size_t i = 0; i < n && text == NULL && goes_on; i += w->n) {
+        fill_window(w, refs + i, n - i);
+        put_window(to, w, refs + i, &text);
+        if (through != NULL && text == NULL) {
+            rocksdb_sstfilewriter_file_size(to, &n_bytes);
+            goes_on = ps_through_feed(through, n_bytes);
+        }
     }
+    if (text == NULL && goes_on) {
+        rocksdb_sstfilewriter_finish(to, &text);
+    }
+    bd_free(w);
     return ps_rocks_status(&s->rocks, "write a file of rows for", text, err);
+}
+
+/* One file. Those that nobody reads go past the page cache. */
+static bd_status make_file(const ps_store *s, const char *path, const ps_ref *refs, size_t n,
+                           bd_file_prefix **prefix, bd_err *err)
+{
+    ps_through *through = NULL;
+    bd_err second = BD_ERR_INIT;
+    const rocksdb_options_t *o = s->file_options != NULL ? s->file_options : s->rocks.options;
+    bd_status rc = s->file_options == NULL ? BD_OK : ps_through_open(path, &through, err);
+    if (rc != BD_OK) {
+        return rc;
+    }
+    rocksdb_sstfilewriter_t *w = rocksdb_sstfilewriter_create(s->env, o);
+    rc = fill_file(s, w, path, through, refs, n, err);
+    rocksdb_sstfilewriter_destroy(w);
+    bd_status closed = ps_through_close(through, prefix, &second);
+    if (rc == BD_OK && closed != BD_OK) {
+        *err = second;
+        rc = closed;
+    }
+    return rc;
 }
 
 /* The files of one write; builders take one after the other. */
 typedef struct build {
     ps_store *store;
-    const entry_ref *refs;
+    const ps_ref *refs;
     size_t n, per; /* entries, and of one file */
     size_t n_files;
-    char *paths[MAX_FILES]; /* owned */
+    char *paths[MAX_FILES];              /* owned */
+    bd_file_prefix *prefixes[MAX_FILES]; /* owned */
     pthread_mutex_t lock;
     size_t next;  /* under lock: the first file nobody builds */
     bd_status rc; /* under lock: the first failure, with err */
@@ -318,11 +325,8 @@ static void *build_files(void *user)
         if (i >= b->n_files) {
             return NULL;
         }
-        rocksdb_sstfilewriter_t *w = rocksdb_sstfilewriter_create(
-            s->env, s->file_options != NULL ? s->file_options : s->rocks.options);
         size_t at = i * b->per, n = b->n - at < b->per ? b->n - at : b->per;
-        bd_status rc = fill_file(s, w, b->paths[i], b->refs + at, n, &err);
-        rocksdb_sstfilewriter_destroy(w);
+        bd_status rc = make_file(s, b->paths[i], b->refs + at, n, &b->prefixes[i], &err);
         (void)pthread_mutex_lock(&b->lock);
         if (rc != BD_OK && b->rc == BD_OK) {
             b->rc = rc;
@@ -371,13 +375,23 @@ static void run_builders(build *b)
     }
 }
 
+/* What is known of the files' hashes stays with the store; the oldest of it goes. */
+static void keep_prefixes(ps_store *s, build *b)
+{
+    for (size_t i = 0; i < b->n_files; i++) {
+        bd_file_prefix **slot = &s->known[s->n_known++ % MAX_KNOWN];
+        bd_file_prefix_free(*slot);
+        *slot = b->prefixes[i];
+    }
+}
+
 static bd_status pass(ps_store_gate gate, void *user, bd_err *err)
 {
     return gate == NULL ? BD_OK : gate(user, err);
 }
 
 /* Sorted files beside the store's; RocksDB moves them in, all or none, and syncs them. */
-static bd_status write_files(ps_store *s, const entry_ref *refs, size_t n, ps_store_gate gate,
+static bd_status write_files(ps_store *s, const ps_ref *refs, size_t n, ps_store_gate gate,
                              void *user, bd_err *err)
 {
     char *text = NULL;
@@ -401,6 +415,7 @@ static bd_status write_files(ps_store *s, const entry_ref *refs, size_t n, ps_st
         rocksdb_ingest_external_file(s->rocks.db, files, b.n_files, s->ingest, &text);
         rc = ps_rocks_status(&s->rocks, "take files of rows into", text, err);
     }
+    keep_prefixes(s, &b);
     for (size_t i = 0; i < b.n_files; i++) {
         if (rc != BD_OK && b.paths[i] != NULL) {
             (void)unlink(b.paths[i]); /* else it has moved */
@@ -422,9 +437,9 @@ static bool has_loose_files(const ps_store *s)
 bd_status ps_store_write(ps_store *s, const ps_entries *items, size_t n_items, bool last,
                          ps_store_gate gate, void *user, bd_err *err)
 {
-    entry_ref *refs = NULL;
+    ps_ref *refs = NULL;
     size_t n = 0;
-    bd_status rc = sort_entries(items, n_items, &refs, &n, err);
+    bd_status rc = ps_order_entries(items, n_items, &refs, &n, err);
     if (rc == BD_OK) {
         bool as_files = n >= MIN_FILE_ROWS && (last || !has_loose_files(s));
         rc = as_files ? write_files(s, refs, n, gate, user, err) : pass(gate, user, err);

@@ -50,6 +50,10 @@ typedef struct ps_wanted {
 bd_status ps_store_get(ps_store *s, const ps_wanted *w, size_t first, size_t n,
                        bd_err *err) BD_MUST_CHECK;
 bd_status ps_store_flush(ps_store *s, bd_err *err) BD_MUST_CHECK;
+/* ps_store_hash_file - bd_file_hash64 of a file of the store or of a frozen one (a hard link); of
+ * the files that ps_store_write made only the end is read. store: a ps_store. As write. */
+bd_status ps_store_hash_file(void *store, const char *path, uint64_t *n_bytes, uint64_t *hash,
+                             bd_err *err) BD_MUST_CHECK;
 /* Freezes what is flushed into the folder (must not exist) by hard links. */
 bd_status ps_store_freeze(ps_store *s, const char *folder, bd_err *err) BD_MUST_CHECK;
 
