@@ -14,7 +14,9 @@
 #include <time.h>
 
 #define FILL_BYTES   ((size_t)8 << 20) /* rows assigned at once */
-#define POOL_KEYS    ((size_t)1 << 22) /* keys drawn before the clock starts */
+#define POOL_KEYS    ((size_t)1 << 22) /* keys drawn before the clock starts, for each second */
+#define POOL_BATCHES 256u              /* at most, for each second */
+#define POOL_SECONDS 8u                /* a longer run draws no more: then batches come again */
 #define WARM_SHARE   0.25              /* of the timed length, before it */
 #define GRADIENT     0.0009765625f
 #define MEET_POLL_NS 200000
@@ -286,13 +288,27 @@ static const uint64_t *next_ids(client *k, size_t n)
     return k->pool + (k->at++ % k->n_pool) * n;
 }
 
+/* Batches that come again soon would be found in any cache: a table that is larger than memory
+ * would look smaller than it is. */
+static size_t pool_seconds(const client *k)
+{
+    double s = k->f->seconds;
+    return s < 1 ? 1 : s > POOL_SECONDS ? POOL_SECONDS : (size_t)s;
+}
+
+static size_t pool_keys(const client *k)
+{
+    size_t keys = POOL_KEYS * pool_seconds(k);
+    return keys > k->b->max_keys ? keys : k->b->max_keys;
+}
+
 static void draw_pool(client *k, size_t n)
 {
     cli_bench_keys keys;
     bool is_zipf = strcmp(k->f->dist, "zipf") == 0;
     cli_bench_keys_init(&keys, (uint64_t)k->f->rows, is_zipf ? k->f->zipf : 0);
-    k->n_pool = POOL_KEYS / n > 0 ? POOL_KEYS / n : 1;
-    k->n_pool = k->n_pool > 256 ? 256 : k->n_pool;
+    size_t most = POOL_BATCHES * pool_seconds(k), fit = pool_keys(k) / n;
+    k->n_pool = fit < 1 ? 1 : fit < most ? fit : most;
     for (size_t i = 0; i < k->n_pool * n; i++) {
         k->pool[i] = cli_bench_key(cli_bench_keys_row(&keys, (uint64_t)k->rank, i));
     }
@@ -435,7 +451,7 @@ static bd_status run_size(client *k, size_t size_idx, bd_err *err)
 
 static bd_status allocate(client *k, bd_err *err)
 {
-    size_t pool = POOL_KEYS > k->b->max_keys ? POOL_KEYS : k->b->max_keys, n = 0;
+    size_t pool = pool_keys(k), n = 0;
     if (!bd_mul_size(k->b->max_keys > 512 ? k->b->max_keys : 512, (size_t)k->f->dim, &n)) {
         return bd_err_set(err, BD_E_INVALID, "bench: too many numbers in a batch");
     }

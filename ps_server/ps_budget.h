@@ -26,8 +26,8 @@ typedef struct ps_budget {
     size_t group_bytes;           /* rows copied at a time by a write-back */
     _Atomic size_t used_bytes;    /* slabs and indexes now */
     _Atomic size_t dirty_bytes;   /* of them: changed rows */
-    _Atomic size_t blocked_bytes; /* changed rows CLOCK wanted to move out since a write-back */
-    _Atomic uint64_t n_moved_out; /* rows CLOCK moved out */
+    _Atomic size_t blocked_bytes; /* changed rows that were to leave since a write-back */
+    _Atomic uint64_t n_moved_out; /* rows that left for others */
     _Atomic bool full;            /* the process has reached total_bytes */
 } ps_budget;
 

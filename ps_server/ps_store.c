@@ -21,6 +21,7 @@
 #define MAX_FILES      64u /* that one write makes */
 #define AHEAD          12u
 #define PREFETCH_BYTES 512u
+#define CACHED_READS   16u
 /* Files of level 0 beyond which batches, which RocksDB slows, are used. */
 #define MAX_LOOSE_FILES 12u
 /* While all rows are in memory nobody reads the store before the next start, so that merging its
@@ -33,7 +34,10 @@
 
 struct ps_store {
     ps_rocks rocks;
-    rocksdb_readoptions_t *point; /* reads of single rows */
+    /* Reads of single rows: most leave the block cache alone, for the block of a cold row is not
+     * asked for again soon; one in CACHED_READS fills it, so that indexes come back. */
+    rocksdb_readoptions_t *point, *point_cached;
+    _Atomic unsigned n_reads;
     rocksdb_envoptions_t *env;
     rocksdb_options_t *file_options; /* of files made for ingestion; NULL: the store's */
     rocksdb_ingestexternalfileoptions_t *ingest;
@@ -137,6 +141,8 @@ bd_status ps_store_open(const char *path, const ps_budget *budget, ps_store **ou
         return bd_err_wrap(err, "row store");
     }
     s->point = rocksdb_readoptions_create();
+    s->point_cached = rocksdb_readoptions_create();
+    rocksdb_readoptions_set_fill_cache(s->point, 0);
     s->env = rocksdb_envoptions_create();
     s->ingest = rocksdb_ingestexternalfileoptions_create();
     rocksdb_ingestexternalfileoptions_set_move_files(s->ingest, 1);
@@ -162,6 +168,7 @@ void ps_store_close(ps_store *s)
             rocksdb_options_destroy(s->file_options);
         }
         rocksdb_readoptions_destroy(s->point);
+        rocksdb_readoptions_destroy(s->point_cached);
         rocksdb_envoptions_destroy(s->env);
         rocksdb_ingestexternalfileoptions_destroy(s->ingest);
         rocksdb_compactionfilter_destroy(s->forget);
@@ -542,8 +549,10 @@ bd_status ps_store_get(ps_store *s, const ps_wanted *w, size_t first, size_t n, 
     if (rc != BD_OK) {
         return rc;
     }
-    rocksdb_batched_multi_get_cf(s->rocks.db, s->point, s->rocks.all, n, m.key_of, m.key_bytes,
-                                 m.values, m.errors, false);
+    unsigned turn = atomic_fetch_add_explicit(&s->n_reads, 1, memory_order_relaxed);
+    const rocksdb_readoptions_t *how = turn % CACHED_READS == 0 ? s->point_cached : s->point;
+    rocksdb_batched_multi_get_cf(s->rocks.db, how, s->rocks.all, n, m.key_of, m.key_bytes, m.values,
+                                 m.errors, false);
     for (size_t i = 0; i < n; i++) {
         size_t at = w->order[first + i];
         bd_status r =

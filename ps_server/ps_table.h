@@ -17,7 +17,7 @@
  *   scratch    commit                  commit       owner
  *   blocking   only on stripe locks, which are never held across a callback or the disk
  *
- * Tiers:     with a budget, rows that are not used leave memory (CLOCK in ps_rows.h) once the store
+ * Tiers:     with a budget, rows that are not used leave memory (ps_rows.h) once the store
  *            has them, and come back when they are asked for. A row that is away is found by its
  *            absence here while n_away is not 0: the caller fetches it (ps_fetch.h), never under a
  *            stripe lock, and finishes. A record holds its rows from plan to apply, so that apply

@@ -47,7 +47,7 @@ static size_t choose(ps_rows *r, bool cold_only)
     size_t n = 0;
     for (size_t i = 0; i < r->n_dirty; i++) {
         uint32_t row = r->dirty[i];
-        if (atomic_load_explicit(&r->marks[row], memory_order_relaxed) == 0) {
+        if (ps_rows_is_cold(r, row)) {
             r->dirty[i] = r->dirty[n];
             r->dirty[n++] = row;
         }

@@ -149,11 +149,13 @@ void ps_table_install(ps_table *t, const uint64_t *keys, const uint32_t *miss, s
     }
 }
 
+/* For a lookup: where it is worth it. Else for a sweep, where there is room. */
 static uint32_t put_in_if_room(ps_table *t, ps_rows *r, uint64_t key, const uint8_t *value,
-                               size_t value_bytes)
+                               size_t value_bytes, bool asked)
 {
     size_t moved = 0;
-    bd_status rc = ps_rows_reserve(r, 1, true, &moved);
+    bd_status rc =
+        asked ? ps_rows_admit(r, bd_mix64(key), &moved) : ps_rows_reserve(r, 1, true, &moved);
     ps_table_count_moved(t, moved);
     return rc == BD_OK ? put_in(t, r, key, value, value_bytes) : PS_NO_ROW;
 }
@@ -174,10 +176,7 @@ static void finish_one(ps_table *t, ps_rows *r, uint64_t key, const ps_found *fo
         return;
     }
     if (row == PS_NO_ROW && r->left_n <= found->as_of) { /* else it may have changed and left */
-        row = put_in_if_room(t, r, key, value, value_bytes);
-        if (row != PS_NO_ROW) {
-            ps_rows_unuse(r, row);
-        }
+        row = put_in_if_room(t, r, key, value, value_bytes, true);
     }
     if (row != PS_NO_ROW) {
         num_row_decode(spec->dtype, ps_rows_at(r, row), spec->dim, out);
@@ -209,7 +208,7 @@ void ps_table_bring(ps_table *t, const uint64_t *keys, size_t n, const ps_found 
         if (found->bytes[i] > PS_ENTRY_META_BYTES &&
             ps_rows_find(&st->rows, keys[i], bd_mix64(keys[i])) == PS_NO_ROW) {
             (void)put_in_if_room(t, &st->rows, keys[i], found->values + i * found->stride,
-                                 found->bytes[i]);
+                                 found->bytes[i], false);
         }
         ps_stripe_unlock(st);
     }

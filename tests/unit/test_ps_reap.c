@@ -20,8 +20,8 @@
 
 #include <cmocka.h>
 
-#define BUDGET   ((size_t)PS_BUDGET_MIN_BYTES) /* room for about 300 thousand rows */
-#define PER_STEP ((size_t)20000)
+#define BUDGET   ((size_t)PS_BUDGET_MIN_BYTES) /* room for fewer than 400 thousand rows */
+#define PER_STEP ((size_t)28000)
 #define STEPS    20u
 #define N_ROWS   ((uint64_t)STEPS * PER_STEP)
 #define HOT      ((uint64_t)1 << 40) /* a key that every later step pushes */
@@ -128,10 +128,10 @@ static void rows_on_the_disk_count_for_the_limit(void **state)
     (void)state;
     uint32_t t = 0;
     uint64_t step = STEPS + 1;
-    ps_shard *s = fill(&t, "lru(max_rows=350000, every=64)");
-    run_down(s, t, &step, 350000);
+    ps_shard *s = fill(&t, "lru(max_rows=490000, every=64)");
+    run_down(s, t, &step, 490000);
     assert_adds_up(s);
-    assert_true(tu_stats(s).n_rows > 340000);
+    assert_true(tu_stats(s).n_rows > 480000);
     for (uint64_t key = 0; key < N_ROWS; key += 4999) { /* the last steps' stay, the first's went */
         bool old = key < 2 * PER_STEP, fresh = key >= 10 * PER_STEP;
         assert_true(!old || tu_weight(s, t, key) == 0);
@@ -142,7 +142,7 @@ static void rows_on_the_disk_count_for_the_limit(void **state)
     s = reopen();
     assert_int_equal(tu_stats(s).n_rows, rows);
     assert_int_equal(hash_of(s), hash);
-    run_down(s, t, &step, 350000); /* and on it goes */
+    run_down(s, t, &step, 490000); /* and on it goes */
     tu_shard_close(s);
 }
 

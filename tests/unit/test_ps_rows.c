@@ -1,4 +1,5 @@
-/* Rows that come and go: the index against a plain array, CLOCK, what the budget is charged. */
+/* Rows that come and go: the index against a plain array, who leaves and who comes
+ * in, what the budget is charged. */
 #include "base/mem.h"
 #include "base/rand.h"
 
@@ -68,36 +69,105 @@ static void fill(ps_rows *r, uint64_t first, size_t n)
     }
 }
 
-/* The hand passes over what was used since its last round, and over what may not leave. */
-static void clock_takes_what_nobody_uses(void **state)
+static unsigned uses_of(const ps_rows *r, uint32_t row)
+{
+    return atomic_load(&r->uses[row]);
+}
+
+/* The least used leave first; what may not leave stays, and the hand says that it found nothing. */
+static void the_least_used_leave(void **state)
 {
     (void)state;
     ps_rows r;
     ps_budget b;
+    size_t moved = 0;
     ps_budget_init(&b, (size_t)1 << 30);
     ps_rows_init(&r, 4, &b);
     fill(&r, 10, 100);
-    assert_int_equal(ps_rows_move_out(&r, 10), 10); /* new rows get one round */
-    assert_int_equal(r.n_rows, 90);
-    for (uint64_t i = 20; i < 110; i++) {
-        if (i % 2 == 0) {
-            ps_rows_use(&r, find(&r, key_of(i)));
-        }
+    for (uint64_t i = 10; i < 110; i += 2) {
+        ps_rows_use(&r, find(&r, key_of(i)));
     }
-    assert_int_equal(ps_rows_move_out(&r, 45), 45);
-    for (uint64_t i = 20; i < 110; i++) {
+    for (int tries = 0; tries < 100; tries++) {
+        moved += ps_rows_move_out(&r, 1, 2);
+    }
+    assert_int_equal(moved, 50);
+    assert_false(r.stuck); /* others could leave */
+    for (uint64_t i = 10; i < 110; i++) {
         assert_int_equal(find(&r, key_of(i)) != PS_NO_ROW, i % 2 == 0);
     }
     ps_rows_meta(&r, find(&r, key_of(20)))->held = 1;
     ps_rows_meta(&r, find(&r, key_of(22)))->writing = 1;
     ps_rows_touch(&r, find(&r, key_of(24)), 1);
-    assert_int_equal(ps_rows_move_out(&r, 45), 42);
+    assert_int_equal(ps_rows_move_out(&r, 50, PS_ROWS_ANY_USES), 47);
     assert_int_equal(r.n_rows, 3);
     assert_true(r.stuck && atomic_load(&b.blocked_bytes) > 0);
     assert_int_equal(atomic_load(&b.dirty_bytes), r.stride_bytes);
     ps_rows_deinit(&r);
     assert_int_equal(atomic_load(&b.used_bytes), 0);
     assert_int_equal(atomic_load(&b.dirty_bytes), 0);
+}
+
+/* A lookup's row comes in when it has been asked for more often than one that would leave, or at
+ * once while rows are being changed; what is known of a row that left is still known. */
+static void admission_is_by_uses(void **state)
+{
+    (void)state;
+    ps_rows r;
+    ps_budget b;
+    size_t moved = 0;
+    const uint64_t rare = bd_mix64(1u << 30), other = bd_mix64(1u << 29);
+    ps_budget_init(&b, PS_BUDGET_MIN_BYTES);
+    b.rows_bytes = 200000;
+    ps_rows_init(&r, 60, &b);
+    while (ps_rows_reserve(&r, 1, false, &moved) == BD_OK) {
+        (void)ps_rows_add(&r, r.n_rows + 1, bd_mix64(r.n_rows + 1));
+    }
+    r.n_asked = r.n_aged = 10 * r.n_slots; /* no row has changed for long */
+    for (uint32_t row = 0; row < r.n_slots; row++) {
+        ps_rows_use(&r, row); /* twice each by now */
+    }
+    assert_int_equal(ps_rows_admit(&r, rare, &moved), BD_E_EXHAUSTED);
+    assert_int_equal(ps_rows_admit(&r, rare, &moved), BD_E_EXHAUSTED);
+    assert_int_equal(moved, 0);
+    assert_int_equal(ps_rows_admit(&r, rare, &moved), BD_OK);
+    assert_int_equal(moved, 1);
+    uint32_t row = ps_rows_add(&r, 1u << 30, rare);
+    assert_int_equal(uses_of(&r, row), 3);
+    ps_rows_remove(&r, row);
+    assert_int_equal(ps_rows_reserve(&r, 1, true, &moved), BD_OK);
+    row = ps_rows_add(&r, 1u << 30, rare);
+    assert_int_equal(uses_of(&r, row), 3);
+
+    assert_int_equal(ps_rows_admit(&r, other, &moved), BD_E_EXHAUSTED);
+    ps_rows_touch(&r, row, 1);
+    moved = 0;
+    assert_int_equal(ps_rows_admit(&r, bd_mix64(1u << 28), &moved), BD_OK);
+    assert_int_equal(moved, 1);
+    ps_rows_deinit(&r);
+    assert_int_equal(atomic_load(&b.used_bytes), 0);
+}
+
+/* Old uses are halved, so that what was wanted once does not stay for ever. */
+static void uses_grow_old(void **state)
+{
+    (void)state;
+    ps_rows r;
+    ps_budget b;
+    size_t moved = 0;
+    ps_budget_init(&b, PS_BUDGET_MIN_BYTES);
+    ps_rows_init(&r, 4, &b);
+    fill(&r, 10, 100);
+    uint32_t row = find(&r, key_of(10));
+    for (int i = 0; i < 40; i++) {
+        ps_rows_use(&r, row);
+    }
+    assert_int_equal(uses_of(&r, row), PS_ROWS_MOST_USES);
+    for (uint64_t i = 0; i < 500 && uses_of(&r, row) == PS_ROWS_MOST_USES; i++) {
+        bd_status rc = ps_rows_admit(&r, bd_mix64(1000000 + i), &moved);
+        assert_true(rc == BD_OK || rc == BD_E_EXHAUSTED);
+    }
+    assert_int_equal(uses_of(&r, row), PS_ROWS_MOST_USES / 2);
+    ps_rows_deinit(&r);
 }
 
 /* A used-up budget: room comes from rows that leave, or not at all; a promise is kept. */
@@ -133,7 +203,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(removal_keeps_the_index_whole),
-        cmocka_unit_test(clock_takes_what_nobody_uses),
+        cmocka_unit_test(the_least_used_leave),
+        cmocka_unit_test(admission_is_by_uses),
+        cmocka_unit_test(uses_grow_old),
         cmocka_unit_test(reserve_moves_out_or_says_exhausted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
