@@ -13,7 +13,8 @@
 /* field of ps_shard_stats, kind, name, unit, help */
 #define PS_METRICS_MAP(X)                                                                         \
     X(n_rows, GAUGE, "braid_ps_rows", "rows", "rows of all tables, in memory and on the disk")    \
-    X(rows_away, GAUGE, "braid_ps_rows_away", "rows", "rows on the disk only")                    \
+    X(rows_away, GAUGE, "braid_ps_rows_away", "rows",                                             \
+      "on the disk only, evicted ones that are not merged yet too")                               \
     X(rows_fetched, COUNTER, "braid_ps_rows_fetched_total", "rows",                               \
       "keys looked for on the disk because they were not in memory")                              \
     X(rows_moved_out, COUNTER, "braid_ps_rows_moved_out_total", "rows",                           \

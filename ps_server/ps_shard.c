@@ -306,8 +306,7 @@ static bd_status recover(ps_shard *s, bool salvage, bd_err *err)
         ps_seqno next = ps_journal_next(s->journal);
         atomic_store(&s->applied_n, next.n - 1);
         s->recovery_ns = bd_mono_ns() - start;
-        BD_LOG(INFO, "rows are in memory", "rows",
-               ps_tables_n_rows(&s->tables) - ps_tables_n_away(&s->tables), "rows_away",
+        BD_LOG(INFO, "rows are there", "rows", ps_tables_n_rows(&s->tables), "rows_away",
                ps_tables_n_away(&s->tables), "records", ps_journal_records(s->journal),
                "generation", next.generation, "ms", s->recovery_ns / BD_NS_PER_MS);
     }

@@ -74,7 +74,7 @@ check "with the same model, bit for bit" test "$(result param_hash)" = "$calm"
   --coordinator "${addr[nobody]}" --register-wait 10m --health-listen "${addr[lone_page]}" 2>"$err" &
 lone=$!
 started+=("$lone")
-check "its rows are loaded" until_true 30 grep -q 'rows are in memory' "$err"
+check "its rows are loaded" until_true 30 grep -q 'rows are there' "$err"
 kill -TERM $lone
 check "a server that waits can be stopped" until_true 10 is_gone $lone
 

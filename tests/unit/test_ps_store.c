@@ -1,5 +1,6 @@
 /* The rows on disk: large writes as files by several builders, small ones as batches, and a gate
  * that says no. */
+#include "base/clock.h"
 #include "base/file_hash.h"
 #include "base/mem.h"
 #include "base/rand.h"
@@ -8,6 +9,7 @@
 #include "ps_server/ps_rocks.h"
 #include "ps_server/ps_store.h"
 
+#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,6 +22,8 @@
 
 #define VALUE_BYTES  40u
 #define MERGE_ROUNDS 2000 /* a merge begins with the 24th file or so, on a thread of its own */
+#define MERGE_FILES  24u  /* so many are merged, and no later one comes between (ps_store.c) */
+#define WAIT_POLLS   6000 /* of 5 ms */
 #define ENTRY_BYTES  (PS_ENTRY_KEY_BYTES + VALUE_BYTES)
 
 static char dir[64];
@@ -78,6 +82,18 @@ static bd_status see(void *user, const uint8_t *key, size_t key_bytes, const uin
     return BD_OK;
 }
 
+static size_t count_files(const char *path)
+{
+    size_t n = 0;
+    DIR *d = opendir(path);
+    assert_non_null(d);
+    for (const struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
+        n += strstr(e->d_name, ".sst") != NULL;
+    }
+    (void)closedir(d);
+    return n;
+}
+
 static void write_rows(ps_store *s, const ps_entries *e)
 {
     bd_err err;
@@ -117,6 +133,50 @@ static void merges_leave_old_tombstones_out(void **state)
     ps_store_close(s);
     ps_entries_deinit(&e);
     ps_entries_deinit(&other);
+}
+
+static void next_keys(ps_entries *e)
+{
+    for (size_t i = 0; i < e->n; i++) {
+        uint8_t *key = e->bytes + i * ENTRY_BYTES + 4;
+        ps_put_be64(key, ps_get_be64(key) + 1);
+    }
+}
+
+/* Rows that the memtable has from before and from after files that RocksDB has merged meanwhile: the
+ * next flush must still be taken. */
+static void batches_around_files_are_flushed(void **state)
+{
+    char path[128];
+    ps_store *s = NULL;
+    bd_err err;
+    (void)state;
+    (void)snprintf(path, sizeof path, "%s/rows", dir);
+    assert_int_equal(ps_store_open(path, NULL, &s, &err), BD_OK);
+    ps_store_set_builders(s, 1);
+    ps_entries few = entries_of(1, 100); /* a batch; the others: a file each */
+    ps_entries base = entries_of(2, 500000), big = entries_of(2, 400000),
+               many = entries_of(2, 16400);
+    for (size_t i = 0; i < MERGE_FILES; i++) {
+        /* Files that lie over each other fill the levels from the last one up. The base is large
+         * enough to be left alone, and the big one to end what is merged: another file of level 0. */
+        const ps_entries *e = i == 0 ? &base : i == 8 ? &big : &many;
+        assert_int_equal(ps_store_write(s, &few, 1, false, NULL, NULL, &err), BD_OK);
+        assert_int_equal(ps_store_write(s, e, 1, true, NULL, NULL, &err), BD_OK);
+        next_keys(&many);
+        next_keys(&few);
+    }
+    for (int i = 0; i < WAIT_POLLS && count_files(path) >= MERGE_FILES; i++) {
+        bd_sleep_ms(5);
+    }
+    assert_true(count_files(path) < MERGE_FILES);
+    assert_int_equal(ps_store_write(s, &few, 1, false, NULL, NULL, &err), BD_OK);
+    assert_int_equal(ps_store_flush(s, &err), BD_OK);
+    ps_store_close(s);
+    ps_entries_deinit(&few);
+    ps_entries_deinit(&base);
+    ps_entries_deinit(&big);
+    ps_entries_deinit(&many);
 }
 
 static size_t n_gates;
@@ -253,6 +313,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(builders_write_what_one_writes, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(merges_leave_old_tombstones_out, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(batches_around_files_are_flushed, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(close_keys_are_sorted, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(hashes_are_of_what_is_there, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(nothing_passes_a_shut_gate, make_dir, drop_dir),
