@@ -19,9 +19,10 @@
 #include "ps_server/ps_rocks.h"
 #include "ps_server/ps_shard.h"
 
+#include "tests/util/tu_shard.h"
+
 #include <inttypes.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,13 +51,6 @@ static _Noreturn void fail(const char *text)
     _Exit(1);
 }
 
-static void must(bd_status rc, const bd_err *err)
-{
-    if (rc != BD_OK) {
-        fail(bd_err_text(err));
-    }
-}
-
 static void *room(size_t n, size_t bytes)
 {
     void *p = bd_calloc(n, bytes);
@@ -64,45 +58,6 @@ static void *room(size_t n, size_t bytes)
         fail("no memory");
     }
     return p;
-}
-
-/* ---- blocking calls ---- */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static int n_done; /* under lock */
-
-static void one_done(void)
-{
-    (void)pthread_mutex_lock(&lock);
-    n_done++;
-    (void)pthread_cond_broadcast(&changed);
-    (void)pthread_mutex_unlock(&lock);
-}
-static void on_op(ps_op *op)
-{
-    (void)op;
-    one_done();
-}
-static void on_waiter(ps_waiter *w)
-{
-    (void)w;
-    one_done();
-}
-static void wait_for_one(void)
-{
-    (void)pthread_mutex_lock(&lock);
-    while (n_done < 1) {
-        (void)pthread_cond_wait(&changed, &lock);
-    }
-    n_done--;
-    (void)pthread_mutex_unlock(&lock);
-}
-static void call(bench *b, ps_op *op)
-{
-    op->done = on_op;
-    ps_shard_post(b->shard, op);
-    wait_for_one();
-    must(op->rc, &op->err);
 }
 
 /* ---- keys ---- */
@@ -180,15 +135,9 @@ static void push(bench *b, const uint64_t *keys, size_t n)
     p->n_parts = 1;
     p->lr_scale = 1.0;
     ps_op op = {.kind = PS_OP_PUSH, .part = p};
-    call(b, &op);
-    ps_waiter w = {.kind = PS_WAIT_COMMIT,
-                   .job_epoch = b->epoch,
-                   .step = b->step,
-                   .lr_scale = 1.0,
-                   .finish = on_waiter};
-    ps_shard_decide(b->shard, &w);
-    wait_for_one();
-    must(w.rc, &w.err);
+    tu_must(tu_call(b->shard, &op), &op.err);
+    ps_waiter w = {.kind = PS_WAIT_COMMIT, .job_epoch = b->epoch, .step = b->step, .lr_scale = 1.0};
+    tu_must(tu_wait(b->shard, &w), &w.err);
 }
 
 static void fill(bench *b)
@@ -225,7 +174,8 @@ static void window(bench *b, uint64_t first, uint64_t n_batches, bool pushes)
         size_t n = distinct(b->keys, b->draws);
         double start = cpu_s();
         int64_t from = bd_mono_ns();
-        must(ps_shard_read(b->shard, b->table, (uint32_t)b->dim, b->keys, n, b->out, &err), &err);
+        tu_must(ps_shard_read(b->shard, b->table, (uint32_t)b->dim, b->keys, n, b->out, &err),
+                &err);
         if (pushes) {
             push(b, b->keys, n);
         }
@@ -251,23 +201,19 @@ static void open_bench(bench *b, const char *dir, size_t budget)
     Braid__V1__TableSpec m;
     char name[] = "t", opt[] = "adagrad";
     ps_op op = {.kind = PS_OP_TABLE};
-    ps_shard_options so = {.data_dir = dir,
-                           .n_servers = 1,
-                           .journal_cap_bytes = (size_t)512 << 20,
-                           .memory_bytes = budget};
-    must(ps_dir_make(dir, &err), &err);
-    must(ps_shard_open(&so, &b->shard, &err), &err);
-    must(ps_shard_start(b->shard, &err), &err);
+    const ps_shard_options so = {.journal_cap_bytes = (size_t)512 << 20, .memory_bytes = budget};
+    tu_must(ps_dir_make(dir, &err), &err);
+    tu_must(tu_shard_open(dir, &so, &b->shard, &err), &err);
     braid__v1__table_spec__init(&m);
     m.name = name;
     m.dim = (uint32_t)b->dim;
     m.optimizer = opt;
-    must(ps_spec_parse(&m, &op.spec, &err), &err);
-    call(b, &op);
+    tu_must(ps_spec_parse(&m, &op.spec, &err), &err);
+    tu_must(tu_call(b->shard, &op), &op.err);
     b->table = op.spec.id;
     b->epoch = ps_shard_job(b->shard).epoch + 1;
     ps_op open = {.kind = PS_OP_OPEN, .job = {b->epoch, 1, PS_SYNC, 0, 0}};
-    call(b, &open);
+    tu_must(tu_call(b->shard, &open), &open.err);
 }
 
 static size_t number(int argc, char **argv, int i, size_t otherwise)
@@ -277,7 +223,6 @@ static size_t number(int argc, char **argv, int i, size_t otherwise)
 
 int main(int argc, char **argv)
 {
-    bd_err err = BD_ERR_INIT;
     bench b = {.rows = number(argc, argv, 2, 1900000),
                .dim = number(argc, argv, 6, 64),
                .draws = number(argc, argv, 7, 16384)};
@@ -300,8 +245,7 @@ int main(int argc, char **argv)
     for (uint64_t i = 0; i < WINDOWS; i++) {
         window(&b, i * batches, batches, pushes);
     }
-    must(ps_shard_stop(b.shard, &err), &err);
-    ps_shard_close(b.shard);
+    tu_shard_close(b.shard);
     bd_free(b.cdf);
     bd_free(b.guide);
     bd_free(b.keys);

@@ -327,13 +327,13 @@ function(braid_nccl_tests)
   endforeach()
 endfunction()
 
-# Each bench/bench_*.c is one program in build/bin.
+# Each bench/bench_*.c is one program in build/bin; they may use tests/util.
 function(braid_benches dir)
   get_property(libs GLOBAL PROPERTY BRAID_LIBRARIES)
   file(GLOB benches CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${dir}/bench_*.c)
   foreach(source ${benches})
     get_filename_component(name ${source} NAME_WE)
     add_executable(${name} ${source})
-    target_link_libraries(${name} PRIVATE ${libs} braid_flags PkgConfig::JEMALLOC)
+    target_link_libraries(${name} PRIVATE braid_test_util ${libs} braid_flags PkgConfig::JEMALLOC)
   endforeach()
 endfunction()

@@ -10,7 +10,8 @@
 #include "ps_server/ps_scan.h"
 #include "ps_server/ps_shard.h"
 
-#include <pthread.h>
+#include "tests/util/tu_shard.h"
+
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -38,84 +39,25 @@ static char dir[64];
 static int make_dir(void **state)
 {
     (void)state;
-    (void)snprintf(dir, sizeof dir, "/tmp/test_ps_tier.XXXXXX");
-    return mkdtemp(dir) == NULL;
+    tu_dir_new(dir);
+    return 0;
 }
 
 static int drop_dir(void **state)
 {
-    bd_err err;
     (void)state;
     bd_fault_disarm_all();
-    return ps_dir_remove(dir, &err) != BD_OK;
-}
-
-/* Stops the process as well in a child, where cmocka's fail would go on with the parent's tests. */
-static void must(bd_status rc, const bd_err *err)
-{
-    if (rc != BD_OK) {
-        (void)fprintf(stderr, "%s: %s\n", bd_status_name(rc), bd_err_text(err));
-        abort();
-    }
+    tu_dir_drop(dir);
+    return 0;
 }
 
 static ps_shard *open_shard(const char *folder, size_t budget)
 {
     ps_shard *s = NULL;
     bd_err err;
-    ps_shard_options opt = {.data_dir = folder,
-                            .n_servers = 1,
-                            .journal_cap_bytes = (size_t)16 << 20,
-                            .memory_bytes = budget};
-    must(ps_shard_open(&opt, &s, &err), &err);
-    must(ps_shard_start(s, &err), &err);
+    const ps_shard_options opt = {.journal_cap_bytes = (size_t)16 << 20, .memory_bytes = budget};
+    tu_must(tu_shard_open(folder, &opt, &s, &err), &err);
     return s;
-}
-
-static void close_shard(ps_shard *s)
-{
-    bd_err err;
-    must(ps_shard_stop(s, &err), &err);
-    ps_shard_close(s);
-}
-
-/* ---- blocking calls ---- */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static int n_done; /* under lock */
-
-static void one_done(void)
-{
-    (void)pthread_mutex_lock(&lock);
-    n_done++;
-    (void)pthread_cond_broadcast(&changed);
-    (void)pthread_mutex_unlock(&lock);
-}
-static void on_op(ps_op *op)
-{
-    (void)op;
-    one_done();
-}
-static void on_waiter(ps_waiter *w)
-{
-    (void)w;
-    one_done();
-}
-static void wait_for_one(void)
-{
-    (void)pthread_mutex_lock(&lock);
-    while (n_done < 1) {
-        (void)pthread_cond_wait(&changed, &lock);
-    }
-    n_done--;
-    (void)pthread_mutex_unlock(&lock);
-}
-static bd_status call(ps_shard *s, ps_op *op)
-{
-    op->done = on_op;
-    ps_shard_post(s, op);
-    wait_for_one();
-    return op->rc;
 }
 
 static uint32_t create_table(ps_shard *s)
@@ -129,8 +71,8 @@ static uint32_t create_table(ps_shard *s)
     m.dim = DIM;
     m.optimizer = opt;
     m.seed = 5;
-    must(ps_spec_parse(&m, &op.spec, &op.err), &op.err);
-    must(call(s, &op), &op.err);
+    tu_must(ps_spec_parse(&m, &op.spec, &op.err), &op.err);
+    tu_must(tu_call(s, &op), &op.err);
     return op.spec.id;
 }
 
@@ -140,7 +82,7 @@ static void open_job(ps_shard *s, uint64_t epoch, const char *restore, uint64_t 
     op = (ps_op){.kind = PS_OP_OPEN};
     op.job = (ps_job){epoch, 1, PS_SYNC, last_step, 0};
     (void)snprintf(op.name, sizeof op.name, "%s", restore);
-    must(call(s, &op), &op.err);
+    tu_must(tu_call(s, &op), &op.err);
 }
 
 static int by_slot(const void *a, const void *b)
@@ -195,15 +137,9 @@ static void train(ps_shard *s, uint32_t table, uint64_t epoch, uint64_t first, u
     static ps_op op;
     for (uint64_t step = first; step <= last; step++) {
         op = (ps_op){.kind = PS_OP_PUSH, .part = part_of(table, epoch, step)};
-        must(call(s, &op), &op.err);
-        w = (ps_waiter){.kind = PS_WAIT_COMMIT,
-                        .job_epoch = epoch,
-                        .step = step,
-                        .lr_scale = 1.0,
-                        .finish = on_waiter};
-        ps_shard_decide(s, &w);
-        wait_for_one();
-        must(w.rc, &w.err);
+        tu_must(tu_call(s, &op), &op.err);
+        w = (ps_waiter){.kind = PS_WAIT_COMMIT, .job_epoch = epoch, .step = step, .lr_scale = 1.0};
+        tu_must(tu_wait(s, &w), &w.err);
     }
 }
 
@@ -211,7 +147,7 @@ static uint64_t hash_of(ps_shard *s, uint64_t *n_rows)
 {
     static ps_op op;
     op = (ps_op){.kind = PS_OP_HASH};
-    must(call(s, &op), &op.err);
+    tu_must(tu_call(s, &op), &op.err);
     *n_rows = op.n_rows;
     return op.hash;
 }
@@ -224,7 +160,7 @@ static uint64_t seen_by_lookups(ps_shard *s, uint32_t table)
     bd_err err;
     for (uint64_t step = 1; step <= STEPS + 10; step += 3) {
         size_t n = keys_of(step, keys);
-        must(ps_shard_read(s, table, DIM, keys, n, rows, &err), &err);
+        tu_must(ps_shard_read(s, table, DIM, keys, n, rows, &err), &err);
         sum += bd_hash64(rows, n * DIM * sizeof *rows, step);
     }
     bd_free(keys);
@@ -256,14 +192,14 @@ static outcome unlimited(uint64_t last)
 {
     bd_err err;
     char *folder = bd_strfmt("%s/unlimited", dir);
-    must(ps_dir_make(folder, &err), &err);
+    tu_must(ps_dir_make(folder, &err), &err);
     ps_shard *s = open_shard(folder, 0);
     uint32_t t = create_table(s);
     open_job(s, 1, "", 0);
     train(s, t, 1, 1, last);
     outcome o = look(s, t);
-    close_shard(s);
-    must(ps_dir_remove(folder, &err), &err);
+    tu_shard_close(s);
+    tu_must(ps_dir_remove(folder, &err), &err);
     bd_free(folder);
     return o;
 }
@@ -289,16 +225,16 @@ static void the_bits_do_not_depend_on_the_budget(void **state)
     ps_budget_init(&b, BUDGET);
     assert_true(st.rows_bytes <= b.rows_bytes + b.rows_bytes / 8);
     assert_same(look(s, t), want);
-    close_shard(s);
+    tu_shard_close(s);
 
     s = open_shard(dir, BUDGET); /* after an orderly stop */
     assert_same(look(s, t), want);
     assert_true(stats_of(s).rows_away > 0);
-    close_shard(s);
+    tu_shard_close(s);
     s = open_shard(dir, 0); /* and without a limit: everything comes in */
     assert_same(look(s, t), want);
     assert_int_equal(stats_of(s).rows_away, 0);
-    close_shard(s);
+    tu_shard_close(s);
 }
 
 static void a_killed_server_loses_nothing(void **state)
@@ -323,7 +259,7 @@ static void a_killed_server_loses_nothing(void **state)
     uint32_t t = create_table(s);
     assert_int_equal(stats_of(s).last_step, STEPS);
     assert_same(look(s, t), want);
-    close_shard(s);
+    tu_shard_close(s);
 }
 
 /* Rows on the disk are in the checkpoint, and a restore holds old and new tables in one budget. */
@@ -337,13 +273,13 @@ static void a_checkpoint_has_the_rows_on_the_disk(void **state)
     open_job(s, 1, "", 0);
     train(s, t, 1, 1, STEPS / 2);
     op = (ps_op){.kind = PS_OP_CHECKPOINT, .name = "half", .job = {1, 1, PS_SYNC, STEPS / 2, 0}};
-    must(call(s, &op), &op.err);
+    tu_must(tu_call(s, &op), &op.err);
     assert_int_equal(op.n_rows, want.n_rows);
     train(s, t, 1, STEPS / 2 + 1, STEPS);
     open_job(s, 2, "half", STEPS / 2);
     assert_same(look(s, t), want);
     train(s, t, 2, STEPS / 2 + 1, STEPS / 2 + 3); /* and it goes on */
-    close_shard(s);
+    tu_shard_close(s);
 }
 
 /* An export in pages sees every row once, in key order. */
@@ -362,12 +298,12 @@ static void pages_have_every_row(void **state)
     ps_scan scan = {.table_id = t, .max_rows = PAGE, .page = {.keys = keys, .rows = rows}};
     do {
         op = (ps_op){.kind = PS_OP_PAGE, .scan = &scan};
-        must(call(s, &op), &op.err);
+        tu_must(tu_call(s, &op), &op.err);
         for (size_t i = 0; i < scan.page.n; i++) {
             assert_true(seen + i == 0 || keys[i] > last);
             last = keys[i];
         }
-        must(ps_shard_read(s, t, DIM, &keys[scan.page.n / 2], 1, one, &op.err), &op.err);
+        tu_must(ps_shard_read(s, t, DIM, &keys[scan.page.n / 2], 1, one, &op.err), &op.err);
         assert_memory_equal(one, rows + scan.page.n / 2 * DIM, sizeof one);
         seen += scan.page.n;
         scan.from = scan.page.next;
@@ -375,7 +311,7 @@ static void pages_have_every_row(void **state)
     assert_int_equal(seen, n_rows);
     bd_free(keys);
     bd_free(rows);
-    close_shard(s);
+    tu_shard_close(s);
 }
 
 /* ---- the budget itself ---- */
