@@ -36,11 +36,12 @@ set(BRAID_BLAS_LIBS PkgConfig::OPENBLAS)
 add_library(braid_flags INTERFACE)
 # -fno-strict-aliasing is not set: own code uses memcpy for type punning.
 # -Wno-format-truncation: texts for people are cut on purpose.
+# -fmacro-prefix-map: assertions name files as the repository does, so that folders do not tell builds apart.
 # -ffp-contract=off: SIMD and scalar kernels must round alike (bit-for-bit promises).
 target_compile_options(braid_flags INTERFACE
   -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
   -Wundef -Wformat=2 -Wno-format-truncation -Wcast-qual -fvisibility=hidden -fstack-protector-strong -ffp-contract=off
-  -fno-omit-frame-pointer -fPIC)
+  -fno-omit-frame-pointer -fPIC -fmacro-prefix-map=${CMAKE_SOURCE_DIR}/= -fmacro-prefix-map=${CMAKE_BINARY_DIR}/=)
 target_compile_definitions(braid_flags INTERFACE _GNU_SOURCE BRAID_VERSION="${PROJECT_VERSION}")
 if(CMAKE_BUILD_TYPE MATCHES "Release|RelWithDebInfo" AND NOT BRAID_SANITIZE)
   target_compile_definitions(braid_flags INTERFACE _FORTIFY_SOURCE=2)

@@ -32,6 +32,7 @@ for file in man/man1/braid.1 man/man1/braid-worker.1 man/man8/braid-ps.8 bash-co
   check "$file is where it is looked for" test -s "$work/root/usr/share/$file"
 done
 check "braid runs" "$work/root/usr/bin/braid" --version
+check "no file tells where it was built" sh -c "! grep -rlF '$repo/' '$work/root/usr/bin' '$work/root/usr/lib'"
 export PKG_CONFIG_PATH=$work/root/usr/lib/pkgconfig
 check "pkg-config finds the library where it was unpacked" test -e "$(pkg-config --variable=libdir braid)/libbraid.so"
 check "and its header" test -e "$(pkg-config --variable=includedir braid)/braid.h"
