@@ -85,8 +85,10 @@ TIMED(dot_interact_grad,
        const float *betas, size_t nf, size_t n, size_t d),
       (dev, feats, dy, df, betas, nf, n, d))
 TIMED(bag, (tp_device * dev, const tp_bag_args *a, const float *rows, float *y), (dev, a, rows, y))
-TIMED(bag_grad, (tp_device * dev, const tp_bag_args *a, const float *dy, float beta, float *drows),
-      (dev, a, dy, beta, drows))
+TIMED(bag_grad,
+      (tp_device * dev, const tp_bag_args *a, const float *rows, const float *dy, float beta,
+       float *drows),
+      (dev, a, rows, dy, beta, drows))
 TIMED(bce,
       (tp_device * dev, const float *x, const float *t, size_t n, float f, float *dx, float *l,
        double *s),

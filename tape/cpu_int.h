@@ -61,8 +61,8 @@ void tp_cpu_bn_apply(tp_device *dev, const tp_bn_args *a, const float *x, const 
 void tp_cpu_bn_grad(tp_device *dev, const tp_bn_args *a, const tp_bn_grad_args *g);
 
 void tp_cpu_bag(tp_device *dev, const tp_bag_args *a, const float *rows, float *y);
-void tp_cpu_bag_grad(tp_device *dev, const tp_bag_args *a, const float *dy, float beta,
-                     float *drows);
+void tp_cpu_bag_grad(tp_device *dev, const tp_bag_args *a, const float *rows, const float *dy,
+                     float beta, float *drows);
 
 void tp_cpu_bce(tp_device *dev, const float *x, const float *target, size_t n, float factor,
                 float *dx_unit, float *loss, double *loss_sum);

@@ -117,9 +117,9 @@ typedef struct tp_ops {
     void (*bn_grad)(tp_device *dev, const tp_bn_args *a, const tp_bn_grad_args *g);
 
     void (*bag)(tp_device *dev, const tp_bag_args *a, const float *rows, float *y);
-    /* drows is zeroed first when beta is 0 */
-    void (*bag_grad)(tp_device *dev, const tp_bag_args *a, const float *dy, float beta,
-                     float *drows);
+    /* drows is zeroed first when beta is 0; rows: the forward's, read for a maximum */
+    void (*bag_grad)(tp_device *dev, const tp_bag_args *a, const float *rows, const float *dy,
+                     float beta, float *drows);
 
     /* dx_unit[i] = d loss_i / d x_i; loss_sum in double; loss = factor * loss_sum */
     void (*bce)(tp_device *dev, const float *x, const float *target, size_t n, float factor,

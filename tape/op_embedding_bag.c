@@ -6,7 +6,8 @@ static bd_status bag_backward(tp_tape *tape, tp_node *node, bd_err *err)
     float *drows, beta;
     bd_status rc = tp_grad_slot(tape, node->in[0], &drows, &beta, err);
     if (rc == BD_OK && drows != NULL) {
-        tp_k(tape)->bag_grad(tape->dev, c, tp_f32(node->out[0]->grad), beta, drows);
+        tp_k(tape)->bag_grad(tape->dev, c, tp_f32(node->in[0]), tp_f32(node->out[0]->grad), beta,
+                             drows);
     }
     return rc;
 }

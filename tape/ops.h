@@ -93,11 +93,13 @@ bd_status tp_batch_norm(tp_tape *tape, tp_tensor *x, const tp_batch_norm_args *a
 typedef enum tp_bag_mode {
     TP_BAG_SUM = 0,
     TP_BAG_MEAN = 1, /* an empty bag gives zeros */
+    TP_BAG_MAX = 2,  /* each element by itself, a NaN before all; zeros for an empty bag */
 } tp_bag_mode;
 
 /* y[n x dim]: sample i pools rows[index[k]] for k in [offsets[i], offsets[i + 1]), in order of k.
  * rows [n_rows x dim]; index < n_rows; offsets [n + 1] start at 0. Backward adds to each row in
- * sample order, so the sum does not depend on threads. */
+ * sample order, so the sum does not depend on threads; that of a maximum goes to the first of equal
+ * elements, and reads rows, which stay as they are until then. */
 bd_status tp_embedding_bag(tp_tape *tape, tp_tensor *rows, const uint32_t *index,
                            const uint32_t *offsets, size_t n, tp_bag_mode mode, tp_tensor **out,
                            bd_err *err) BD_MUST_CHECK;

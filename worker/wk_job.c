@@ -59,9 +59,10 @@ static const bd_opt wk_job_rows_table[] = {
     {"model.top", BD_OPT_LIST, AT(model.top), "64,32", 0, 0, NULL,
      "Widths of the hidden layers; the output of width 1 is added."},
     {"model.combiner", BD_OPT_LIST, AT(model.combiner), "", 0, 0, NULL,
-     "How embeddings of multi-valued fields are pooled: sum, mean or sqrtn (sum / sqrt(n)) for all "
-     "of them, or `field:how` for one, the last that fits; empty: sum (mf: mean). One-element "
-     "tables are not asked."},
+     "How embeddings of multi-valued fields are pooled: sum, mean, sqrtn (sum / sqrt(n)) or max "
+     "(of "
+     "each element) for all of them, or `field:how` for one, the last that fits; empty: sum (mf: "
+     "mean). One-element tables are not asked. data.first_n bounds how many ids there are."},
     {"model.dropout", BD_OPT_F64, AT(model.dropout), "0", 0, 0.95, NULL,
      "Share of hidden activations set to zero in training."},
     {"model.batch_norm", BD_OPT_BOOL, AT(model.batch_norm), "false", 0, 0, NULL,
@@ -103,6 +104,9 @@ static const bd_opt wk_job_rows_table[] = {
      "Column of data.items that holds the values, counted from 1."},
     {"data.items_separator", BD_OPT_STR, AT(data.items_separator), "|", 0, 0, NULL,
      "Between the values of data.items_column."},
+    {"data.first_n", BD_OPT_LIST, AT(data.first_n), "", 0, 0, NULL,
+     "Of a multi-valued field only the first so many ids of each sample are read: a number for all "
+     "of them, or `field:number` for one, the last that fits; 0 or empty: all."},
     {"data.max_bad_lines", BD_OPT_I64, AT(data.max_bad_lines), "0", 0, 9e15, NULL,
      "Bad lines are counted and skipped; one more than this ends the job."},
     {"data.max_rows", BD_OPT_I64, AT(data.max_rows), "0", 0, 9e15, NULL,

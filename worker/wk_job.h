@@ -36,6 +36,7 @@ typedef struct wk_job_data {
     const char *items;   /* ratings: side file of the items, "": none */
     int64_t items_column;
     const char *items_separator;
+    bd_str_list first_n; /* ids of multi-valued fields: wk_data_load */
     int64_t max_bad_lines;
     int64_t max_rows; /* 0: all */
     wk_job_generate generate;

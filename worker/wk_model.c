@@ -74,14 +74,14 @@ static bd_status alloc_shared(wk_model *m, const wk_model_inputs *in, bd_err *er
 /* ---- combiners ---- */
 static bd_status combiner_named(const char *text, const char *name, wk_combiner *out, bd_err *err)
 {
-    static const char *const names[] = {"sum", "mean", "sqrtn"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const names[] = {"sum", "mean", "sqrtn", "max"};
+    for (int i = 0; i < 4; i++) {
         if (strcmp(name, names[i]) == 0) {
             *out = (wk_combiner)(WK_COMBINE_SUM + i);
             return BD_OK;
         }
     }
-    return bd_err_set(err, BD_E_INVALID, "combiner \"%.64s\": say sum, mean or sqrtn%s", text,
+    return bd_err_set(err, BD_E_INVALID, "combiner \"%.64s\": say sum, mean, sqrtn or max%s", text,
                       strchr(text, ':') == NULL ? "" : " behind the colon");
 }
 

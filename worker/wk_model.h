@@ -35,9 +35,9 @@ typedef struct wk_model_config {
     size_t top[WK_MODEL_MAX_LAYERS], n_top; /* hidden widths; the output of width 1 is added */
     float dropout;                          /* in the hidden layers of top, [0, 1) */
     bool batch_norm;                        /* after each hidden linear of top */
-    /* How embeddings of multi-valued fields are pooled: "sum", "mean", "sqrtn" for all of them, or
-     * "<field>:<how>"; later ones win, a field without one is pooled as the kind does. Borrowed
-     * during wk_model_new. */
+    /* How embeddings of multi-valued fields are pooled: "sum", "mean", "sqrtn", "max" for all of
+     * them, or "<field>:<how>"; later ones win, a field without one is pooled as the kind does.
+     * Borrowed during wk_model_new. */
     const char **combiners;
     size_t n_combiners;
     float embedding_init; /* uniform in [-x, x] for tables, 0: 1/sqrt(dim) */
@@ -51,6 +51,7 @@ typedef struct wk_model_table {
     size_t dim;
     float init_low, init_high; /* uniform; equal: constant */
     bool is_bias;              /* dim 1: takes the bias learning rate and l2 of the job */
+    bool needs_rows;           /* sums over bags do not do: the model takes their maximum */
 } wk_model_table;
 
 /* One dense parameter (or buffer: no gradient, e.g. running mean). */
@@ -71,7 +72,7 @@ const wk_model_param *wk_model_params(const wk_model *m, size_t *n);
 typedef struct wk_model_rows {
     tp_tensor *rows;       /* [n_unique x dim], pooled [n x dim]; requires_grad in training */
     const uint32_t *index; /* [n_ids of the field] row of each id */
-    bool pooled;           /* row i is the sum over sample i's ids already */
+    bool pooled;           /* row i is the sum over sample i's ids already; not with needs_rows */
 } wk_model_rows;
 
 typedef struct wk_model_mode {

@@ -201,7 +201,8 @@ bd_status wk_net_prepare(const wk_net *net, const wk_batch *b, wk_lookup **out, 
                           .dim = (uint32_t)net->tables[i].dim,
                           .ids = f->ids,
                           .n_ids = f->n_ids};
-        if (may_pool && net->data->shape->field_multi[net->tables[i].field_idx]) {
+        if (may_pool && !net->tables[i].needs_rows &&
+            net->data->shape->field_multi[net->tables[i].field_idx]) {
             ids[i].offsets = f->offsets;
             ids[i].n_bags = b->n;
         }

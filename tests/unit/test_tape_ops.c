@@ -313,6 +313,7 @@ static void bag_gradients(void **state)
         {{0, 1, 2}, {0, 1, 2, 3}, 3, TP_BAG_SUM},
         {{3, 3, 0, 1, 3, 2}, {0, 2, 2, 5, 6}, 4, TP_BAG_SUM}, /* twice in a bag, an empty bag */
         {{3, 3, 0, 1, 3, 2}, {0, 2, 2, 5, 6}, 4, TP_BAG_MEAN},
+        {{3, 3, 0, 1, 3, 2}, {0, 2, 2, 5, 6}, 4, TP_BAG_MAX},
     };
     static const size_t dims[] = {1, 5, 16};
     for (size_t i = 0; i < N_OF(cases); i++) {
@@ -546,6 +547,31 @@ static void batch_norm_statistics(void **state)
     tp_tensor_free(var);
 }
 
+/* Of equal elements the first has the gradient; a NaN is not hidden by a larger number; no ids: zeros
+ * and no gradient. */
+static void the_maximum_of_a_bag_is_its_first_largest(void **state)
+{
+    fixture *f = *state;
+    static const uint32_t index[] = {0, 1, 2, 1, 3}, offsets[] = {0, 3, 5, 5};
+    static const float rows[4][2] = {{1, -5}, {1, 7}, {-2, 7}, {NAN, 0}};
+    float seed[6] = {1, 2, 4, 8, 16, 32};
+    static const float want[4][2] = {{1, 0}, {0, 2 + 8}, {0, 0}, {4, 0}};
+    size_t shape[] = {4, 2};
+    tp_tensor *x = tc_param(f->dev, "rows", 2, shape, 1), *y = NULL, *r = NULL, *sum = NULL;
+    assert_int_equal(tp_write(x, rows, NULL), BD_OK);
+    assert_int_equal(tp_embedding_bag(f->tape, x, index, offsets, 3, TP_BAG_MAX, &y, NULL), BD_OK);
+    const float *got = tc_read(y);
+    assert_true(got[0] == 1 && got[1] == 7 && isnan(got[2]) && got[3] == 7);
+    assert_true(got[4] == 0 && got[5] == 0);
+    assert_int_equal(tp_tape_wrap(f->tape, 2, (size_t[]){3, 2}, seed, false, NULL, &r, NULL),
+                     BD_OK);
+    assert_int_equal(tp_mul(f->tape, y, r, &y, NULL), BD_OK);
+    assert_int_equal(tp_sum(f->tape, y, &sum, NULL), BD_OK);
+    assert_int_equal(tp_backward(f->tape, sum, NULL, NULL), BD_OK);
+    assert_memory_equal(tc_read(x->grad), want, sizeof want);
+    tp_tensor_free(x);
+}
+
 /* No samples: every op gives an empty result and zero gradients. */
 static void empty_batches_work(void **state)
 {
@@ -615,6 +641,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(nan_passes_through, setup, teardown),
         cmocka_unit_test_setup_teardown(dropout_is_a_function_of_the_sample, setup, teardown),
         cmocka_unit_test_setup_teardown(batch_norm_statistics, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_maximum_of_a_bag_is_its_first_largest, setup, teardown),
         cmocka_unit_test_setup_teardown(empty_batches_work, setup, teardown),
         cmocka_unit_test_setup_teardown(bad_shapes_are_named, setup, teardown),
     };

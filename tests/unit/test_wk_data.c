@@ -142,6 +142,44 @@ static void csv_quotes_and_bags(void **state)
     wk_data_free(&d);
 }
 
+/* Every set keeps the first ids of a row's bag; a field's own number wins over that of all. */
+static void only_the_first_ids_of_a_bag_are_read(void **state)
+{
+    (void)state;
+    const char *schema[] = {"a:multi(;)", "b:multi(;)", "t:cat", "y:label"};
+    const char *first_n[] = {"2", "b:1"};
+    wk_job j = job_of("csv");
+    j.data.schema = (bd_str_list){schema, 4};
+    j.data.first_n = (bd_str_list){first_n, 2};
+    j.data.test = path_b;
+    put(path_a, "p;q;r,u;v,z,1\n,w,z,0\np,,z,0\n");
+    put(path_b, "x;y;z,x;y;z,z,1\n");
+    wk_data d;
+    assert_int_equal(wk_data_load(&j, &d, NULL), BD_OK);
+    const wk_bags *a = &d.train.bags[0], *b = &d.train.bags[1];
+    assert_int_equal(a->n_ids, 3);
+    assert_true(a->ids[0] == id("p") && a->ids[1] == id("q") && a->ids[2] == id("p"));
+    assert_true(a->ends[0] == 2 && a->ends[1] == 2 && a->ends[2] == 3);
+    assert_int_equal(b->n_ids, 2);
+    assert_true(b->ids[0] == id("u") && b->ids[1] == id("w") && b->ends[2] == 2);
+    assert_true(d.test.bags[0].n_ids == 2 && d.test.bags[1].n_ids == 1);
+    wk_data_free(&d);
+    assert_int_equal(wk_data_load_only(&j, path_b, &d, NULL), BD_OK); /* as predictions do */
+    assert_true(d.test.bags[0].n_ids == 2 && d.test.bags[1].ids[0] == id("x"));
+    wk_data_free(&d);
+
+    first_n[1] = "a:0";
+    assert_int_equal(wk_data_load(&j, &d, NULL), BD_OK);
+    assert_true(d.test.bags[0].n_ids == 3 && d.test.bags[1].n_ids == 2);
+    wk_data_free(&d);
+    first_n[1] = "t:1";
+    expect_error(&j, BD_E_USAGE, "data.first_n \"t:1\": field t has one value a sample");
+    first_n[1] = "c:1";
+    expect_error(&j, BD_E_USAGE, "data.first_n \"c:1\": the data has no such field");
+    first_n[1] = "a:-1";
+    expect_error(&j, BD_E_USAGE, "data.first_n \"a:-1\": say a number of ids, or field:number");
+}
+
 static void bad_csv_lines_are_named(void **state)
 {
     (void)state;
@@ -405,6 +443,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adult_traps_are_read_right),
         cmocka_unit_test(csv_quotes_and_bags),
+        cmocka_unit_test(only_the_first_ids_of_a_bag_are_read),
         cmocka_unit_test(bad_csv_lines_are_named),
         cmocka_unit_test(bad_schemas_are_usage_errors),
         cmocka_unit_test(bad_lines_are_skipped_up_to_the_limit),

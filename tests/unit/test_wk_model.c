@@ -386,6 +386,20 @@ static void pool_genres(const toy *t, float out[N * DIM])
     }
 }
 
+/* The largest of each element of a bag, zeros for an empty one. */
+static void most_of_genres(const toy *t, float out[N * DIM])
+{
+    memset(out, 0, N * DIM * sizeof *out);
+    for (size_t i = 0; i < N; i++) {
+        for (uint32_t k = t->offsets[2][i]; k < t->offsets[2][i + 1]; k++) {
+            for (size_t d = 0; d < DIM; d++) {
+                float x = t->rows[5][t->index[2][k] * DIM + d], *most = &out[i * DIM + d];
+                *most = k == t->offsets[2][i] || x > *most ? x : *most;
+            }
+        }
+    }
+}
+
 /* mf's logits from the definition, in double: biases, and the products of all pairs of vectors. */
 static double mf_logit(const toy *t, size_t i, const float *sums, double genres_by, double bias_by)
 {
@@ -430,6 +444,40 @@ static void combiners_pool_as_they_say(void **state)
         }
         t.sums = NULL;
         check_gradients(&t, l == 2 ? "mf, sqrtn" : "mf");
+        toy_close(&t);
+    }
+}
+
+/* A maximum needs the rows, which the model says of its embedding and of no other table. */
+static void max_takes_the_largest_of_each_element(void **state)
+{
+    (void)state;
+    static toy t;
+    static float most[N * DIM];
+    wk_model_config c = toy_config("mf");
+    c.combiners = (const char *[]){"genres:max"};
+    c.n_combiners = 1;
+    toy_open(&t, &c, 0);
+    most_of_genres(&t, most);
+    tp_tensor *logits = NULL;
+    assert_int_equal(forward(&t, &logits, NULL), BD_OK);
+    for (size_t i = 0; i < N; i++) {
+        double n = i % 3 == 0 ? 1 : (double)(i % 3);
+        double want = mf_logit(&t, i, most, 1, 1 / n);
+        assert_true(fabs((double)tc_read(logits)[i] - want) < 1e-5);
+    }
+    size_t n_tables = 0;
+    const wk_model_table *tables = wk_model_tables(t.model, &n_tables);
+    for (size_t i = 0; i < n_tables; i++) {
+        assert_int_equal(tables[i].needs_rows, strcmp(tables[i].name, "emb.genres") == 0);
+    }
+    toy_close(&t);
+    for (size_t k = 0; k < N_KINDS; k++) {
+        wk_model_config all = toy_config(kind_names[k]);
+        all.combiners = (const char *[]){"max"};
+        all.n_combiners = 1;
+        toy_open(&t, &all, N_DENSE);
+        check_gradients(&t, kind_names[k]);
         toy_close(&t);
     }
 }
@@ -560,8 +608,8 @@ static void bad_configurations_are_refused(void **state)
     c.combiners = (const char *[]){"genre:sum"};
     c.n_combiners = 1;
     expect_refused(c, "combiner \"genre:sum\": the data has no such field");
-    c.combiners = (const char *[]){"genres:max"};
-    expect_refused(c, "combiner \"genres:max\": say sum, mean or sqrtn behind the colon");
+    c.combiners = (const char *[]){"genres:most"};
+    expect_refused(c, "combiner \"genres:most\": say sum, mean, sqrtn or max behind the colon");
     c = toy_config("mlp");
     c.dropout = 1;
     expect_refused(c, "model: dropout 1 is not in [0, 1)");
@@ -607,6 +655,7 @@ int main(void)
         cmocka_unit_test(deepfm_shares_one_embedding_per_field),
         cmocka_unit_test(mf_with_dim_0_is_biases_alone),
         cmocka_unit_test(combiners_pool_as_they_say),
+        cmocka_unit_test(max_takes_the_largest_of_each_element),
         cmocka_unit_test(parameters_start_the_same_everywhere),
         cmocka_unit_test(gradients_of_every_model),
         cmocka_unit_test(gradients_without_dense_columns),

@@ -9,6 +9,7 @@
 
 #include "worker/data/wk_format.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const wk_format *const wk_formats[] = {&wk_format_csv, &wk_format_criteo,
@@ -66,7 +67,9 @@ static bd_status add_bag(wk_bags *bag, size_t row_idx, const uint64_t *ids, size
     return BD_OK;
 }
 
-static bd_status add_row(wk_dataset *set, const wk_shape *shape, const wk_row *row)
+/* first_n [n_fields]: ids of a multi-valued field that are kept. */
+static bd_status add_row(wk_dataset *set, const wk_shape *shape, const uint32_t *first_n,
+                         const wk_row *row)
 {
     size_t i = set->n, n_single = 0;
     const uint64_t *multi = row->multi;
@@ -80,7 +83,8 @@ static bd_status add_row(wk_dataset *set, const wk_shape *shape, const wk_row *r
             set->single[i * set->n_single + n_single++] = row->single[f];
             continue;
         }
-        if (add_bag(&set->bags[f], i, multi, row->n_in_bag[f]) != BD_OK) {
+        uint32_t n_kept = row->n_in_bag[f] < first_n[f] ? row->n_in_bag[f] : first_n[f];
+        if (add_bag(&set->bags[f], i, multi, n_kept) != BD_OK) {
             return BD_E_NOMEM;
         }
         multi += row->n_in_bag[f];
@@ -120,7 +124,8 @@ typedef struct loader {
     const wk_job *job;
     wk_data *d;
     wk_row row;
-    bool binary; /* labels must be 0 or 1 */
+    bool binary;       /* labels must be 0 or 1 */
+    uint32_t *first_n; /* owned [n_fields]: ids of a multi-valued field that are kept */
 } loader;
 
 static bd_status loader_init(loader *ld, const wk_job *job, wk_data *d)
@@ -132,7 +137,9 @@ static bd_status loader_init(loader *ld, const wk_job *job, wk_data *d)
     ld->row.dense = bd_calloc(s->n_dense, sizeof *ld->row.dense);
     ld->row.single = bd_calloc(s->n_fields, sizeof *ld->row.single);
     ld->row.n_in_bag = bd_calloc(s->n_fields, sizeof *ld->row.n_in_bag);
-    if (ld->row.dense == NULL || ld->row.single == NULL || ld->row.n_in_bag == NULL) {
+    ld->first_n = bd_calloc(s->n_fields, sizeof *ld->first_n);
+    if (ld->row.dense == NULL || ld->row.single == NULL || ld->row.n_in_bag == NULL ||
+        ld->first_n == NULL) {
         return BD_E_NOMEM;
     }
     return BD_OK;
@@ -144,6 +151,54 @@ static void loader_deinit(loader *ld)
     bd_free(ld->row.single);
     bd_free(ld->row.multi);
     bd_free(ld->row.n_in_bag);
+    bd_free(ld->first_n);
+}
+
+/* The multi-valued field that text[n_bytes] names. */
+static bd_status multi_field(const wk_shape *s, const char *text, size_t n_bytes, size_t *out,
+                             bd_err *err)
+{
+    for (size_t f = 0; f < s->n_fields; f++) {
+        if (strlen(s->field_names[f]) != n_bytes || memcmp(s->field_names[f], text, n_bytes) != 0) {
+            continue;
+        }
+        *out = f;
+        return s->field_multi[f] ? BD_OK
+                                 : bd_err_set(err, BD_E_USAGE,
+                                              "data.first_n \"%.64s\": field %s has one value a "
+                                              "sample",
+                                              text, s->field_names[f]);
+    }
+    return bd_err_set(err, BD_E_USAGE, "data.first_n \"%.64s\": the data has no such field", text);
+}
+
+static bd_status set_first_n(loader *ld, bd_err *err)
+{
+    const wk_shape *s = ld->d->shape;
+    const bd_str_list *list = &ld->job->data.first_n;
+    for (size_t f = 0; f < s->n_fields; f++) {
+        ld->first_n[f] = UINT32_MAX;
+    }
+    for (size_t i = 0; i < list->n; i++) {
+        const char *text = list->items[i], *colon = strrchr(text, ':');
+        const char *digits = colon == NULL ? text : colon + 1;
+        size_t n_digits = strlen(digits), one = 0;
+        if (n_digits == 0 || n_digits > 9 || strspn(digits, "0123456789") != n_digits) {
+            return bd_err_set(err, BD_E_USAGE,
+                              "data.first_n \"%.64s\": say a number of ids, or field:number", text);
+        }
+        uint32_t n = (uint32_t)strtoul(digits, NULL, 10);
+        bd_status rc =
+            colon == NULL ? BD_OK : multi_field(s, text, (size_t)(colon - text), &one, err);
+        if (rc != BD_OK) {
+            return rc;
+        }
+        for (size_t f = 0; f < s->n_fields; f++) {
+            bool meant = colon == NULL || f == one;
+            ld->first_n[f] = !meant ? ld->first_n[f] : n == 0 ? UINT32_MAX : n;
+        }
+    }
+    return BD_OK;
 }
 
 static bd_status parse_row(loader *ld, const wk_line *line, bd_err *err)
@@ -204,7 +259,7 @@ static bd_status load_line(loader *ld, wk_line *line, wk_dataset *whole, bd_err 
         return on_bad_line(ld, err);
     }
     if (rc == BD_OK) {
-        rc = add_row(choose_set(ld, whole), ld->d->shape, &ld->row);
+        rc = add_row(choose_set(ld, whole), ld->d->shape, ld->first_n, &ld->row);
         if (rc != BD_OK) {
             rc = bd_err_set(err, rc, "%s:%llu: no memory for the row", line->path,
                             (unsigned long long)line->number);
@@ -267,7 +322,7 @@ static bd_status open_data(const wk_job *job, wk_data *d, loader *ld, bd_err *er
     if (rc == BD_OK) {
         rc = loader_init(ld, job, d);
     }
-    return rc == BD_OK ? BD_OK : bd_err_set(err, rc, "data: no memory");
+    return rc == BD_OK ? set_first_n(ld, err) : bd_err_set(err, rc, "data: no memory");
 }
 
 bd_status wk_data_load(const wk_job *job, wk_data *out, bd_err *err)

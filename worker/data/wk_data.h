@@ -6,6 +6,8 @@
  * Formats:   one file each, wk_read_<format>.c, listed in wk_data.c (wk_format.h is their
  * contract). Bad lines: counted and skipped up to data.max_bad_lines; one more ends the load with
  * the bad line's BD_E_DATA (file:line:column: reason).
+ * Bags:      of a multi-valued field the first data.first_n ids of a row are kept, in every data set
+ * alike, so that training, evaluation and predictions see the same ones.
  */
 #ifndef WK_DATA_H
 #define WK_DATA_H

@@ -1,5 +1,6 @@
 #include "worker/models/wk_block.h"
 
+#include "base/assert.h"
 #include "base/mem.h"
 #include "base/rand.h"
 
@@ -43,7 +44,11 @@ bd_status wk_add_embeddings(wk_model *m, const wk_model_inputs *in, bd_err *err)
     if (init == 0) {
         init = (float)(1.0 / sqrt((double)m->cfg.dim));
     }
-    return wk_add_tables(m, in, "emb", m->cfg.dim, init, false, &m->first_emb, err);
+    bd_status rc = wk_add_tables(m, in, "emb", m->cfg.dim, init, false, &m->first_emb, err);
+    for (size_t i = 0; rc == BD_OK && i < in->n_fields; i++) {
+        m->tables[m->first_emb + i].needs_rows = m->combiner[i] == WK_COMBINE_MAX;
+    }
+    return rc;
 }
 
 /* What a parameter or buffer starts with. */
@@ -221,10 +226,13 @@ static bd_status combine(wk_model *m, wk_forward *f, size_t table_idx, wk_combin
         return bd_err_set(err, BD_E_INVALID, "table %s: rows of %zu elements, dim is %zu", t->name,
                           tp_cols(r->rows), t->dim);
     }
+    BD_ASSERT(!r->pooled || how != WK_COMBINE_MAX);
     if (r->pooled) {
         *out = r->rows;
     } else {
-        tp_bag_mode mode = how == WK_COMBINE_MEAN ? TP_BAG_MEAN : TP_BAG_SUM;
+        tp_bag_mode mode = how == WK_COMBINE_MEAN  ? TP_BAG_MEAN
+                           : how == WK_COMBINE_MAX ? TP_BAG_MAX
+                                                   : TP_BAG_SUM;
         rc = tp_embedding_bag(f->tape, r->rows, r->index, f->batch->fields[t->field_idx].offsets,
                               f->batch->n, mode, out, err);
     }

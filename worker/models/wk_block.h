@@ -39,12 +39,14 @@ typedef struct wk_wide {
     tp_bag_mode multi;  /* pooling of multi-valued fields */
 } wk_wide;
 
-/* How the rows of a bag become one: sums, sums / n, sums / sqrt(n). An empty bag gives zeros. */
+/* How the rows of a bag become one: sums, sums / n, sums / sqrt(n), the maximum of each element. An
+ * empty bag gives zeros. */
 typedef enum wk_combiner {
     WK_COMBINE_KIND, /* as the kind of model does */
     WK_COMBINE_SUM,
     WK_COMBINE_MEAN,
-    WK_COMBINE_SQRTN
+    WK_COMBINE_SQRTN,
+    WK_COMBINE_MAX
 } wk_combiner;
 
 #define WK_MAX_CROSS 3
