@@ -20,12 +20,22 @@
 
 #include <cmocka.h>
 
-#define BUDGET   ((size_t)PS_BUDGET_MIN_BYTES) /* room for fewer than 400 thousand rows */
-#define PER_STEP ((size_t)28000)
+/* Rows are wide: few of them fill the smallest budget, and reaping goes by the number of rows. */
+#define BUDGET   ((size_t)PS_BUDGET_MIN_BYTES)
 #define STEPS    20u
-#define N_ROWS   ((uint64_t)STEPS * PER_STEP)
 #define HOT      ((uint64_t)1 << 40) /* a key that every later step pushes */
 #define LIMIT_NS (300 * BD_NS_PER_S)
+
+/* What a case fills the table with. */
+typedef struct load {
+    uint32_t dim;
+    size_t per_step; /* keys, new ones in every step */
+    const char *eviction;
+} load;
+
+static const load by_age = {1024, 1500, "ttl(steps=25, every=64)"};
+/* More rows than a pass samples one by one (64 Ki). */
+static const load by_number = {256, 6000, "lru(max_rows=105000, every=64)"};
 
 static char dir[64];
 
@@ -53,19 +63,19 @@ static ps_shard *reopen(void)
 }
 
 /* Step k of STEPS pushes keys of its own: most of them are on the disk only in the end. */
-static ps_shard *fill(uint32_t *table, const char *eviction)
+static ps_shard *fill(uint32_t *table, const load *l)
 {
     bd_err err;
     ps_shard *s = reopen();
     const ps_job job = {.epoch = 1, .world = 1, .consistency = PS_SYNC};
-    *table = tu_table_rules(s, "t", PS_DURABILITY_JOURNAL, NULL, eviction);
+    *table = tu_table_wide(s, "t", l->dim, PS_DURABILITY_JOURNAL, NULL, l->eviction);
     tu_must(tu_open_job(s, &job, "", &err), &err);
-    uint64_t *keys = bd_calloc(PER_STEP, sizeof *keys);
+    uint64_t *keys = bd_calloc(l->per_step, sizeof *keys);
     for (uint64_t step = 1; step <= STEPS; step++) {
-        for (size_t i = 0; i < PER_STEP; i++) {
-            keys[i] = (step - 1) * PER_STEP + i;
+        for (size_t i = 0; i < l->per_step; i++) {
+            keys[i] = (step - 1) * l->per_step + i;
         }
-        tu_push(s, *table, step, keys, PER_STEP);
+        tu_push(s, *table, step, keys, l->per_step);
     }
     bd_free(keys);
     return s;
@@ -96,10 +106,10 @@ static uint64_t hash_of(ps_shard *s)
 }
 
 /* Every row that came is there or counted as evicted. */
-static void assert_adds_up(ps_shard *s)
+static void assert_adds_up(ps_shard *s, uint64_t n_rows)
 {
     ps_shard_stats st = tu_stats(s);
-    assert_int_equal(st.n_rows + st.evicted_rows, N_ROWS + 1);
+    assert_int_equal(st.n_rows + st.evicted_rows, n_rows + 1);
 }
 
 static void old_rows_on_the_disk_go(void **state)
@@ -107,12 +117,13 @@ static void old_rows_on_the_disk_go(void **state)
     (void)state;
     uint32_t t = 0;
     uint64_t step = STEPS + 1;
-    ps_shard *s = fill(&t, "ttl(steps=25, every=64)");
-    assert_int_equal(tu_stats(s).n_rows, N_ROWS);
-    assert_true(tu_stats(s).rows_away > N_ROWS / 8);
+    const uint64_t n = STEPS * by_age.per_step;
+    ps_shard *s = fill(&t, &by_age);
+    assert_int_equal(tu_stats(s).n_rows, n);
+    assert_true(tu_stats(s).rows_away > n / 8);
     run_down(s, t, &step, 1);
-    assert_adds_up(s);
-    assert_true(tu_weight(s, t, 0) == 0 && tu_weight(s, t, N_ROWS - 1) == 0);
+    assert_adds_up(s, n);
+    assert_true(tu_weight(s, t, 0) == 0 && tu_weight(s, t, n - 1) == 0);
     assert_true(tu_weight(s, t, HOT) > 0);
     uint64_t hash = hash_of(s);
     tu_shard_close(s);
@@ -128,12 +139,13 @@ static void rows_on_the_disk_count_for_the_limit(void **state)
     (void)state;
     uint32_t t = 0;
     uint64_t step = STEPS + 1;
-    ps_shard *s = fill(&t, "lru(max_rows=490000, every=64)");
-    run_down(s, t, &step, 490000);
-    assert_adds_up(s);
-    assert_true(tu_stats(s).n_rows > 480000);
-    for (uint64_t key = 0; key < N_ROWS; key += 4999) { /* the last steps' stay, the first's went */
-        bool old = key < 2 * PER_STEP, fresh = key >= 10 * PER_STEP;
+    const uint64_t n = STEPS * by_number.per_step;
+    ps_shard *s = fill(&t, &by_number);
+    run_down(s, t, &step, 105000);
+    assert_adds_up(s, n);
+    assert_true(tu_stats(s).n_rows > 103000);
+    for (uint64_t key = 0; key < n; key += 997) { /* the last steps' stay, the first's went */
+        bool old = key < 2 * by_number.per_step, fresh = key >= 10 * by_number.per_step;
         assert_true(!old || tu_weight(s, t, key) == 0);
         assert_true(!fresh || tu_weight(s, t, key) == 1);
     }
@@ -142,7 +154,7 @@ static void rows_on_the_disk_count_for_the_limit(void **state)
     s = reopen();
     assert_int_equal(tu_stats(s).n_rows, rows);
     assert_int_equal(hash_of(s), hash);
-    run_down(s, t, &step, 490000); /* and on it goes */
+    run_down(s, t, &step, 105000); /* and on it goes */
     tu_shard_close(s);
 }
 
@@ -150,9 +162,10 @@ static int child(const char *folder)
 {
     uint32_t t = 0;
     uint64_t step = STEPS + 1;
+    const uint64_t n = STEPS * by_age.per_step;
     (void)snprintf(dir, sizeof dir, "%s", folder);
-    ps_shard *s = fill(&t, "ttl(steps=25, every=64)");
-    run_down(s, t, &step, N_ROWS / 2);
+    ps_shard *s = fill(&t, &by_age);
+    run_down(s, t, &step, n / 2);
     return raise(SIGKILL);
 }
 
@@ -162,14 +175,15 @@ static void a_killed_server_goes_on(void **state)
     (void)state;
     const char *const args[] = {dir, NULL};
     const uint32_t t = ps_table_id("t");
+    const uint64_t n = STEPS * by_age.per_step;
     int status = tu_child(args);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     ps_shard *s = reopen();
-    assert_in_range(tu_stats(s).n_rows, 1, N_ROWS / 2);
-    assert_adds_up(s);
+    assert_in_range(tu_stats(s).n_rows, 1, n / 2);
+    assert_adds_up(s, n);
     uint64_t step = tu_stats(s).last_step + 1;
     run_down(s, t, &step, 1);
-    assert_adds_up(s);
+    assert_adds_up(s, n);
     tu_shard_close(s);
 }
 

@@ -162,7 +162,8 @@ static void fill_rules(rule_messages *m, const char *text)
     }
 }
 
-ps_spec tu_rules_spec(const char *name, const char *admission, const char *eviction)
+static ps_spec rules_spec(const char *name, uint32_t dim, const char *admission,
+                          const char *eviction)
 {
     Braid__V1__TableSpec m;
     static rule_messages admit, evict;
@@ -178,7 +179,7 @@ ps_spec tu_rules_spec(const char *name, const char *admission, const char *evict
     m.opt_params = params;
     m.n_opt_params = 1;
     m.name = text;
-    m.dim = TU_SHARD_DIM;
+    m.dim = dim;
     m.optimizer = opt;
     m.initializer = init;
     m.seed = 5;
@@ -191,14 +192,25 @@ ps_spec tu_rules_spec(const char *name, const char *admission, const char *evict
     return spec;
 }
 
-uint32_t tu_table_rules(ps_shard *s, const char *name, ps_durability d, const char *admission,
-                        const char *eviction)
+ps_spec tu_rules_spec(const char *name, const char *admission, const char *eviction)
+{
+    return rules_spec(name, TU_SHARD_DIM, admission, eviction);
+}
+
+uint32_t tu_table_wide(ps_shard *s, const char *name, uint32_t dim, ps_durability d,
+                       const char *admission, const char *eviction)
 {
     static ps_op op;
-    op = (ps_op){.kind = PS_OP_TABLE, .spec = tu_rules_spec(name, admission, eviction)};
+    op = (ps_op){.kind = PS_OP_TABLE, .spec = rules_spec(name, dim, admission, eviction)};
     op.spec.durability = d;
     tu_must(tu_call(s, &op), &op.err);
     return op.spec.id;
+}
+
+uint32_t tu_table_rules(ps_shard *s, const char *name, ps_durability d, const char *admission,
+                        const char *eviction)
+{
+    return tu_table_wide(s, name, TU_SHARD_DIM, d, admission, eviction);
 }
 
 bd_status tu_open_job(ps_shard *s, const ps_job *job, const char *restore, bd_err *err)
@@ -366,21 +378,30 @@ int tu_child(const char *const args[])
     return status;
 }
 
+static uint32_t dim_of(ps_shard *s, uint32_t table)
+{
+    const ps_tables *ts = ps_shard_lock_tables(s);
+    uint32_t dim = ps_table_spec(ps_tables_find(ts, table))->dim;
+    ps_shard_unlock_tables(s);
+    return dim;
+}
+
 void tu_push(ps_shard *s, uint32_t table, uint64_t step, const uint64_t *keys, size_t n)
 {
     static ps_op op;
     bd_err err;
+    uint32_t dim = dim_of(s, table);
     ps_part *p = bd_calloc(1, sizeof *p);
-    p->keep = bd_buf_new(n * (8 + TU_SHARD_DIM * 4) + 8);
+    p->keep = bd_buf_new(n * (8 + dim * sizeof(float)) + 8);
     p->tables = bd_calloc(1, sizeof *p->tables);
     uint64_t *k = (uint64_t *)(void *)p->keep->bytes;
     float *g = (float *)(void *)(p->keep->bytes + n * 8);
     memcpy(k, keys, n * sizeof *k);
-    for (size_t i = 0; i < n * TU_SHARD_DIM; i++) {
+    for (size_t i = 0; i < n * dim; i++) {
         g[i] = -1;
     }
     p->tables[p->n_tables++] =
-        (ps_grads){.table_id = table, .dim = TU_SHARD_DIM, .n_keys = n, .keys = k, .grads = g};
+        (ps_grads){.table_id = table, .dim = dim, .n_keys = n, .keys = k, .grads = g};
     p->n_bytes = p->keep->n_bytes;
     p->job_epoch = 1;
     p->step = step;
@@ -393,8 +414,11 @@ void tu_push(ps_shard *s, uint32_t table, uint64_t step, const uint64_t *keys, s
 
 float tu_weight(ps_shard *s, uint32_t table, uint64_t key)
 {
-    float row[TU_SHARD_DIM];
     bd_err err;
-    tu_must(ps_shard_read(s, table, TU_SHARD_DIM, &key, 1, row, &err), &err);
-    return row[0];
+    uint32_t dim = dim_of(s, table);
+    float *row = bd_alloc(dim * sizeof *row);
+    tu_must(ps_shard_read(s, table, dim, &key, 1, row, &err), &err);
+    float first = row[0];
+    bd_free(row);
+    return first;
 }

@@ -31,7 +31,10 @@ uint32_t tu_table(ps_shard *s, const char *name, ps_durability d);
 /* The same with rules (num_rules_parse; NULL: none) and sgd, rate 1, first rows 0. */
 uint32_t tu_table_rules(ps_shard *s, const char *name, ps_durability d, const char *admission,
                         const char *eviction);
-/* Its spec. */
+/* The same with rows of dim elements. */
+uint32_t tu_table_wide(ps_shard *s, const char *name, uint32_t dim, ps_durability d,
+                       const char *admission, const char *eviction);
+/* The spec of tu_table_rules. */
 ps_spec tu_rules_spec(const char *name, const char *admission, const char *eviction);
 bd_status tu_open_job(ps_shard *s, const ps_job *job, const char *restore, bd_err *err);
 bd_status tu_checkpoint(ps_shard *s, const char *name, uint64_t epoch, uint64_t step, bd_err *err);
