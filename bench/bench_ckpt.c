@@ -1,17 +1,16 @@
 /* Checkpoints while training goes on: MB/s of rows, and what training loses meanwhile.
  *
- *   build/bin/bench_ckpt DIR [ROWS [DIM [BATCH [ROUNDS [PAUSE_MS [DURABILITY [PREPARE]]]]]]]
- *       (default 1000000 64 8192 3 0 journal prepare; durability: journal or checkpoint)
+ *   build/bin/bench_ckpt DIR [ROWS [DIM [BATCH [ROUNDS [PAUSE_MS [DURABILITY]]]]]]
+ *       (default 1000000 64 8192 3 0 journal; durability: journal or checkpoint)
  *
  * One server's shard without network (DIR: a folder on the disk to measure, made and removed): one
  * table of ROWS rows of DIM floats, SGD; every step pushes BATCH random keys and commits. Each
  * round trains alone for a while (alone), then makes a checkpoint while training goes on (during),
  * first with every row changed since the last one (full), then with what a tenth of ROWS pushed
  * keys changed (increment). MB/s: bytes of changed rows (entries: weights, state, 36 bytes of key
- * and counters) per second from the start of PREPARE until the checkpoint is whole. Cut: how long
+ * and counters) per second from the start of the cut until the checkpoint is whole. Cut: how long
  * training stands still for it. Kept: steps per second during / alone. PAUSE_MS: what the trainer
  * does between its steps elsewhere (its model, on another host); 0: the server is saturated.
- * PREPARE: any other word than "prepare" leaves that phase out.
  */
 #include "base/assert.h"
 #include "base/clock.h"
@@ -37,7 +36,7 @@ typedef struct bench {
     uint32_t table;
     size_t rows, dim, batch;
     long pause_ms;
-    bool journaled, prepares;
+    bool journaled;
     uint64_t epoch, step;
     int64_t longest_ns; /* step since it was set to 0 */
 } bench;
@@ -230,10 +229,6 @@ static void save(bench *b, const char *what, int round)
     b->longest_ns = 0;
     uint64_t first_step = b->step;
     int64_t start = bd_mono_ns();
-    if (b->prepares) {
-        phase(b, PS_CKPT_PREPARE, name, 0, true);
-    }
-    int64_t prepared = bd_mono_ns();
     uint64_t step = b->step;
     phase(b, PS_CKPT_CUT, name, step, false);
     int64_t cut = bd_mono_ns();
@@ -242,11 +237,10 @@ static void save(bench *b, const char *what, int round)
     double seconds = (double)(end - start) * 1e-9, mb = (double)st.dirty_bytes / 1e6;
     double during = (double)(b->step - first_step) / seconds;
     (void)printf(
-        "%-9s round %d  rows %7.1f MB  %5.0f MB/s  prepare %5.0f ms cut %4.0f ms rest %5.0f "
+        "%-9s round %d  rows %7.1f MB  %5.0f MB/s  cut %4.0f ms rest %5.0f "
         "ms  steps/s alone %5.1f during %5.1f kept %3.0f %%  longest step %4.0f / %4.0f ms\n",
-        what, round, mb, mb / seconds, ms_of(prepared - start), ms_of(cut - prepared),
-        ms_of(end - cut), alone, during, 100 * during / alone, ms_of(longest_alone),
-        ms_of(b->longest_ns));
+        what, round, mb, mb / seconds, ms_of(cut - start), ms_of(end - cut), alone, during,
+        100 * during / alone, ms_of(longest_alone), ms_of(b->longest_ns));
     (void)fflush(stdout);
 }
 
@@ -283,7 +277,6 @@ int main(int argc, char **argv)
     int rounds = argc > 5 ? (int)strtol(argv[5], NULL, 10) : 3;
     b.pause_ms = argc > 6 ? strtol(argv[6], NULL, 10) : 0;
     b.journaled = argc <= 7 || strcmp(argv[7], "checkpoint") != 0;
-    b.prepares = argc <= 8 || strcmp(argv[8], "prepare") == 0;
     if (argc < 2 || b.dim == 0 || b.batch == 0 || b.rows < b.batch) {
         (void)fprintf(stderr, "usage: bench_ckpt DIR [ROWS [DIM [BATCH [ROUNDS]]]]\n");
         return 2;

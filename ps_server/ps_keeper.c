@@ -13,10 +13,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define SMALL_CUT_BYTES (32u << 20) /* copied in an instant: not worth a pass of its own */
-#define RETRY_MS        1000
-#define IDLE_POLL_MS    1000
-#define WATCH_MS        100 /* with a memory budget: how often resident memory is looked at */
+#define RETRY_MS     1000
+#define IDLE_POLL_MS 1000
+#define WATCH_MS     100 /* with a memory budget: how often resident memory is looked at */
 #define STOP_WRITE_MS \
     15000 /* an orderly stop writes rows back for so long, then leaves the journal */
 
@@ -333,30 +332,6 @@ static bd_status write_checkpoint(ps_shard *s, ps_op *op, ps_cut *cut, bd_err *e
     return rc;
 }
 
-static size_t dirty_bytes(ps_shard *s)
-{
-    size_t sum = 0;
-    const ps_tables *ts = ps_shard_lock_tables(s);
-    for (size_t i = 0; i < ts->n; i++) {
-        sum += ps_table_dirty_bytes(ts->items[i]);
-    }
-    ps_shard_unlock_tables(s);
-    return sum;
-}
-
-/* Rows that change while others are written down go in the next pass, as long as passes help. */
-static bd_status prepare(ps_shard *s, bd_err *err)
-{
-    bd_status rc = BD_OK;
-    size_t before = SIZE_MAX, now = dirty_bytes(s);
-    for (int i = 0; i < 3 && rc == BD_OK && now > SMALL_CUT_BYTES && now < before / 2; i++) {
-        rc = ps_keeper_make_room(s, false, err);
-        before = now;
-        now = dirty_bytes(s);
-    }
-    return rc;
-}
-
 /* What became of a cut that was answered before it was written. */
 static bool failed_before(const ps_shard *s, const ps_op *op, bd_err *err)
 {
@@ -521,10 +496,6 @@ static void run_op(ps_shard *s, ps_op *op)
         rc = open_job(s, op, &op->err);
         break;
     case PS_OP_CHECKPOINT:
-        if (op->phase == PS_CKPT_PREPARE) {
-            rc = prepare(s, &op->err);
-            break;
-        }
         checkpoint(s, op);
         return;
     case PS_OP_FLUSH:

@@ -404,7 +404,8 @@ static void on_checkpoint(void *service, rpc_req *req)
     bd_status rc = take_name(m->name, &c->op, &err);
     c->op.job.epoch = m->job_epoch;
     c->op.job.last_step = m->step;
-    if (rc == BD_OK && m->phase > BRAID__V1__CHECKPOINT_PHASE__CHECKPOINT_PHASE_WAIT) {
+    const ProtobufCEnumDescriptor *phases = &braid__v1__checkpoint_phase__descriptor;
+    if (rc == BD_OK && protobuf_c_enum_descriptor_get_value(phases, (int)m->phase) == NULL) {
         rc = bd_err_set(&err, BD_E_UNSUPPORTED, "checkpoint: phase %d", (int)m->phase);
     }
     bool poll = m->phase == BRAID__V1__CHECKPOINT_PHASE__CHECKPOINT_PHASE_POLL;

@@ -132,13 +132,12 @@ typedef enum ps_op_kind {
     PS_OP_QUIT        /* internal */
 } ps_op_kind;
 
-/* A checkpoint while training goes on: PREPARE writes changed rows down ahead of it, so that few
- * are left; CUT, between two steps, holds those in memory and answers; ALL with the same name, job
- * and step waits until they are written and tells how that went. ALL alone does all of it. */
+/* A checkpoint while training goes on: CUT, between two steps, holds the changed rows in memory and
+ * answers; ALL with the same name, job and step waits until they are written and tells how that
+ * went. ALL alone does all of it. The numbers are those of the wire. */
 typedef enum ps_ckpt_phase {
-    PS_CKPT_ALL, /* cut and write */
-    PS_CKPT_PREPARE,
-    PS_CKPT_CUT,
+    PS_CKPT_ALL = 0, /* cut and write */
+    PS_CKPT_CUT = 2,
     PS_CKPT_POLL, /* as WAIT: who asks looks at ps_shard_is_saving first */
     PS_CKPT_WAIT  /* how the cut of that name went; BD_E_NOT_FOUND: there is none */
 } ps_ckpt_phase;

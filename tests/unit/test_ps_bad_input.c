@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+#include "client/cl_int.h"
 #include "proto/px.h"
 
 #include "tests/util/tu_cluster.h"
@@ -18,6 +19,8 @@
 #include <string.h>
 
 #include <cmocka.h>
+
+#include "braid/v1/parameter_server.pb-c.h"
 
 #define DIM 4u
 
@@ -299,6 +302,28 @@ static void two_clients_with_one_id_are_counted(void **state)
     drop_push(&other);
 }
 
+/* A phase that this version does not have, before the first, a former one, behind the last. */
+static void unknown_phases_of_a_checkpoint_are_named(void **state)
+{
+    (void)state;
+    const int phases[] = {-1, 1, BRAID__V1__CHECKPOINT_PHASE__CHECKPOINT_PHASE_WAIT + 1};
+    for (size_t i = 0; i < sizeof phases / sizeof phases[0]; i++) {
+        Braid__V1__CheckpointRequest req;
+        ProtobufCMessage *replies[TU_MAX_SERVERS] = {NULL};
+        char name[] = "c", text[32];
+        bd_err err;
+        braid__v1__checkpoint_request__init(&req);
+        req.name = name;
+        req.job_epoch = 1;
+        req.phase = (Braid__V1__CheckpointPhase)phases[i];
+        assert_int_equal(cl_ask_all(fx.r.client, CL_SERVICE "Checkpoint", &req.base,
+                                    &braid__v1__checkpoint_reply__descriptor, replies, &err),
+                         BD_E_UNSUPPORTED);
+        (void)snprintf(text, sizeof text, "phase %d", phases[i]);
+        assert_non_null(strstr(bd_err_text(&err), text));
+    }
+}
+
 static void bad_tables_are_named(void **state)
 {
     (void)state;
@@ -386,8 +411,11 @@ int main(void)
     bd_log_set_level(BD_LOG_ERROR);
 #define T(f) cmocka_unit_test_setup_teardown(f, start, stop)
     const struct CMUnitTest tests[] = {
-        T(bad_pushes_are_named_and_change_nothing), T(old_shard_maps_are_refused),
-        T(two_clients_with_one_id_are_counted),     T(bad_tables_are_named),
+        T(bad_pushes_are_named_and_change_nothing),
+        T(old_shard_maps_are_refused),
+        T(two_clients_with_one_id_are_counted),
+        T(unknown_phases_of_a_checkpoint_are_named),
+        T(bad_tables_are_named),
         T(any_key_and_a_million_of_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
