@@ -4,9 +4,8 @@
 #include "base/mem.h"
 
 #include "ps_server/ps_bytes.h"
-#include "ps_server/ps_order.h"
 #include "ps_server/ps_rocks.h"
-#include "ps_server/ps_through.h"
+#include "ps_server/ps_sorted.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -26,11 +25,10 @@
 #define MAX_LOOSE_FILES 12u
 /* While all rows are in memory nobody reads the store before the next start, so that merging its
  * files can wait: it would take the disk from checkpoints and the journal. */
-#define MAX_UNREAD_FILES   36u
-#define MAX_KNOWN          128u /* files whose hash is known but for their end; older ones are read */
-#define WINDOW_ROWS        64u
-#define WINDOW_BYTES       ((size_t)32 << 10)
-#define UNREAD_BLOCK_BYTES (64u << 10)
+#define MAX_UNREAD_FILES 36u
+#define MAX_KNOWN        128u /* files whose hash is known but for their end; older ones are read */
+#define WINDOW_ROWS      64u
+#define WINDOW_BYTES     ((size_t)32 << 10)
 
 struct ps_store {
     ps_rocks rocks;
@@ -39,7 +37,7 @@ struct ps_store {
     rocksdb_readoptions_t *point, *point_cached;
     _Atomic unsigned n_reads;
     rocksdb_envoptions_t *env;
-    rocksdb_options_t *file_options; /* of files made for ingestion; NULL: the store's */
+    bool unread; /* nobody reads rows before the next start: no budget */
     rocksdb_ingestexternalfileoptions_t *ingest;
     uint64_t n_made;                  /* files for ingestion: a name for the next */
     bd_file_prefix *known[MAX_KNOWN]; /* owned; of the last files made, a ring */
@@ -49,16 +47,6 @@ struct ps_store {
     rocksdb_compactionfilter_t *forget;
     _Atomic uint64_t forget_n; /* tombstones of records up to it are left out by merges */
 };
-
-/* Files that are only read through: large blocks, no filters. Half the work of making them. */
-static void set_unread_files(ps_store *s)
-{
-    rocksdb_block_based_table_options_t *t = rocksdb_block_based_options_create();
-    rocksdb_block_based_options_set_block_size(t, UNREAD_BLOCK_BYTES);
-    s->file_options = rocksdb_options_create_copy(s->rocks.options);
-    rocksdb_options_set_block_based_table_factory(s->file_options, t);
-    rocksdb_block_based_options_destroy(t);
-}
 
 /* A store without a budget: see MAX_UNREAD_FILES. */
 static bd_status merge_late(ps_store *s, bd_err *err)
@@ -147,9 +135,9 @@ bd_status ps_store_open(const char *path, const ps_budget *budget, ps_store **ou
     s->ingest = rocksdb_ingestexternalfileoptions_create();
     rocksdb_ingestexternalfileoptions_set_move_files(s->ingest, 1);
     s->n_builders = default_builders();
-    s->max_loose_files = ps_budget_limits(budget) ? MAX_LOOSE_FILES : MAX_UNREAD_FILES;
-    if (!ps_budget_limits(budget)) {
-        set_unread_files(s);
+    s->unread = !ps_budget_limits(budget);
+    s->max_loose_files = s->unread ? MAX_UNREAD_FILES : MAX_LOOSE_FILES;
+    if (s->unread) {
         rc = merge_late(s, err);
     }
     if (rc != BD_OK) {
@@ -164,9 +152,6 @@ void ps_store_close(ps_store *s)
 {
     if (s != NULL) {
         ps_rocks_close(&s->rocks);
-        if (s->file_options != NULL) {
-            rocksdb_options_destroy(s->file_options);
-        }
         rocksdb_readoptions_destroy(s->point);
         rocksdb_readoptions_destroy(s->point_cached);
         rocksdb_envoptions_destroy(s->env);
@@ -257,53 +242,34 @@ static void put_window(rocksdb_sstfilewriter_t *to, const window *w, const ps_re
     }
 }
 
-/* through: where the rows go by; NULL: straight to the path. */
-static bd_status fill_file(const ps_store *s, rocksdb_sstfilewriter_t *to, const char *path,
-                           ps_through *through, const ps_ref *refs, size_t n, bd_err *err)
+static bd_status fill_file(const ps_store *s, const char *path, const ps_ref *refs, size_t n,
+                           bd_err *err)
 {
     char *text = NULL;
-    uint64_t n_bytes = 0;
-    bool goes_on = true;
     window *w = bd_alloc(sizeof *w);
     if (w == NULL) {
         return bd_err_set(err, BD_E_NOMEM, "write rows: no memory");
     }
-    rocksdb_sstfilewriter_open(to, through == NULL ? path : ps_through_path(through), &text);
-    for (size_t i = 0; i < n && text == NULL && goes_on; i += w->n) {
+    rocksdb_sstfilewriter_t *to = rocksdb_sstfilewriter_create(s->env, s->rocks.options);
+    rocksdb_sstfilewriter_open(to, path, &text);
+    for (size_t i = 0; i < n && text == NULL; i += w->n) {
         fill_window(w, refs + i, n - i);
         put_window(to, w, refs + i, &text);
-        if (through != NULL && text == NULL) {
-            rocksdb_sstfilewriter_file_size(to, &n_bytes);
-            goes_on = ps_through_feed(through, n_bytes);
-        }
     }
-    if (text == NULL && goes_on) {
+    if (text == NULL) {
         rocksdb_sstfilewriter_finish(to, &text);
     }
+    rocksdb_sstfilewriter_destroy(to);
     bd_free(w);
     return ps_rocks_status(&s->rocks, "write a file of rows for", text, err);
 }
 
-/* One file. Those that nobody reads go past the page cache. */
+/* One file. Those that nobody reads are made without RocksDB and go past the page cache. */
 static bd_status make_file(const ps_store *s, const char *path, const ps_ref *refs, size_t n,
                            bd_file_prefix **prefix, bd_err *err)
 {
-    ps_through *through = NULL;
-    bd_err second = BD_ERR_INIT;
-    const rocksdb_options_t *o = s->file_options != NULL ? s->file_options : s->rocks.options;
-    bd_status rc = s->file_options == NULL ? BD_OK : ps_through_open(path, &through, err);
-    if (rc != BD_OK) {
-        return rc;
-    }
-    rocksdb_sstfilewriter_t *w = rocksdb_sstfilewriter_create(s->env, o);
-    rc = fill_file(s, w, path, through, refs, n, err);
-    rocksdb_sstfilewriter_destroy(w);
-    bd_status closed = ps_through_close(through, prefix, &second);
-    if (rc == BD_OK && closed != BD_OK) {
-        *err = second;
-        rc = closed;
-    }
-    return rc;
+    return s->unread ? ps_sorted_write(path, refs, n, prefix, err)
+                     : fill_file(s, path, refs, n, err);
 }
 
 /* The files of one write; builders take one after the other. */

@@ -1,58 +1,55 @@
 #include "ps_server/ps_through.h"
 
+#include "base/assert.h"
 #include "base/mem.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#define CHUNK_BYTES (4u << 20)
-/* RocksDB notes a number in the last kilobytes when it takes a file: they are hashed later. */
-#define TAIL_BYTES  (256u << 10)
-#define ALIGN_BYTES 4096u
+#define ALIGN_BYTES ((size_t)4096)
+
+typedef struct chunk {
+    uint8_t *bytes; /* owned; PS_THROUGH_CHUNK_BYTES and a piece */
+    size_t n_bytes; /* a full one: to be written; else what is there so far */
+} chunk;
 
 struct ps_through {
-    char *path;           /* owned */
-    char memory_path[64]; /* of the file in memory, as the writer opens it */
-    int memory_fd, fd;
+    char *path; /* owned */
+    int fd;
     bool direct;            /* fd wants whole blocks */
-    uint8_t *buf;           /* the thread's; owned; CHUNK_BYTES */
-    bd_file_prefix *prefix; /* the thread's, close's after it; owned; NULL: not known */
+    bool lasting;           /* all bytes so far */
+    bd_file_prefix *prefix; /* the writer's; owned; NULL: not known */
+    uint64_t n_bytes;       /* the writer's */
+    size_t piece_bytes;
+    chunk
+        chunks[PS_THROUGH_CHUNKS]; /* a ring: [n_written, n_full) the thread's, then the writer's */
     pthread_t thread;
-    bool runs;
     pthread_mutex_t lock;
-    pthread_cond_t fed, moved;
-    uint64_t n_moved; /* under lock */
-    bool finished;    /* under lock: the writer is done */
-    bd_status rc;     /* under lock: the first failure, with err */
+    pthread_cond_t filled, written;
+    uint64_t n_full,
+        n_written; /* chunks; under lock, but that each side reads its own as it likes */
+    bool finished; /* under lock: no more come */
+    bd_status rc;  /* under lock: the first failure, with err */
     bd_err err;
 };
 
-static bd_status read_all(const ps_through *t, uint64_t at, size_t n, bd_err *err)
+static chunk *chunk_of(ps_through *t, uint64_t n)
 {
-    for (size_t have = 0; have < n;) {
-        ssize_t got = pread(t->memory_fd, t->buf + have, n - have, (off_t)(at + have));
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got <= 0) {
-            return bd_err_errno(err, BD_E_IO, got == 0 ? EIO : errno, "read back %s", t->path);
-        }
-        have += (size_t)got;
-    }
-    return BD_OK;
+    return &t->chunks[n % PS_THROUGH_CHUNKS];
 }
 
-static bd_status write_all(const ps_through *t, uint64_t at, size_t n, bd_err *err)
+/* ---- the thread ---- */
+/* At the end of what is there; the last of the file may be less than a block. */
+static bd_status write_chunk(const ps_through *t, chunk *c, uint64_t at, bd_err *err)
 {
-    for (size_t have = 0; have < n;) {
-        ssize_t got = pwrite(t->fd, t->buf + have, n - have, (off_t)(at + have));
+    size_t n = c->n_bytes;
+    size_t blocks = t->direct ? (n + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES : n;
+    memset(c->bytes + n, 0, blocks - n);
+    for (size_t have = 0; have < blocks;) {
+        ssize_t got = pwrite(t->fd, c->bytes + have, blocks - have, (off_t)(at + have));
         if (got < 0 && errno == EINTR) {
             continue;
         }
@@ -61,99 +58,60 @@ static bd_status write_all(const ps_through *t, uint64_t at, size_t n, bd_err *e
         }
         have += (size_t)got;
     }
+    if (blocks > n && ftruncate(t->fd, (off_t)(at + n)) != 0) {
+        return bd_err_errno(err, BD_E_IO, errno, "cut %s", t->path);
+    }
     return BD_OK;
-}
-
-/* n bytes from `at` on; the last of the file may be less than a block. */
-static bd_status move(const ps_through *t, uint64_t at, size_t n, bool hashed, bd_err *err)
-{
-    size_t blocks = t->direct ? (n + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES : n;
-    bd_status rc = read_all(t, at, n, err);
-    if (rc != BD_OK) {
-        return rc;
-    }
-    memset(t->buf + n, 0, blocks - n);
-    if (hashed && t->prefix != NULL) {
-        bd_file_prefix_add(t->prefix, t->buf, n);
-    }
-    rc = write_all(t, at, blocks, err);
-    if (rc == BD_OK && blocks > n && ftruncate(t->fd, (off_t)(at + n)) != 0) {
-        rc = bd_err_errno(err, BD_E_IO, errno, "cut %s", t->path);
-    }
-    (void)fallocate(t->memory_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)n);
-    return rc;
-}
-
-/* Under lock, which it lets go meanwhile. False: there is nothing to move yet. */
-static bool move_some(ps_through *t)
-{
-    struct stat st;
-    bd_err err = BD_ERR_INIT;
-    uint64_t at = t->n_moved;
-    if (fstat(t->memory_fd, &st) != 0 || (uint64_t)st.st_size <= at) {
-        return false;
-    }
-    uint64_t there = (uint64_t)st.st_size - at;
-    bool hashed = there >= CHUNK_BYTES + TAIL_BYTES;
-    if (!hashed && !t->finished) {
-        return false;
-    }
-    size_t n = there < CHUNK_BYTES ? (size_t)there : CHUNK_BYTES;
-    (void)pthread_mutex_unlock(&t->lock);
-    bd_status rc = move(t, at, n, hashed, &err);
-    (void)pthread_mutex_lock(&t->lock);
-    t->n_moved += n;
-    if (rc != BD_OK) {
-        t->rc = rc;
-        t->err = err;
-    }
-    (void)pthread_cond_signal(&t->moved);
-    return true;
 }
 
 static void *through_main(void *user)
 {
     ps_through *t = user;
+    uint64_t at = 0;
     (void)pthread_mutex_lock(&t->lock);
     while (t->rc == BD_OK) {
-        if (move_some(t)) {
+        if (t->n_written == t->n_full) {
+            if (t->finished) {
+                break;
+            }
+            (void)pthread_cond_wait(&t->filled, &t->lock);
             continue;
         }
-        if (t->finished) {
-            break;
+        chunk *c = chunk_of(t, t->n_written);
+        (void)pthread_mutex_unlock(&t->lock);
+        bd_err err = BD_ERR_INIT;
+        bd_status rc = write_chunk(t, c, at, &err);
+        at += c->n_bytes;
+        (void)pthread_mutex_lock(&t->lock);
+        t->n_written++;
+        if (rc != BD_OK) {
+            t->rc = rc;
+            t->err = err;
         }
-        (void)pthread_cond_wait(&t->fed, &t->lock);
+        (void)pthread_cond_signal(&t->written);
     }
     (void)pthread_mutex_unlock(&t->lock);
     return NULL;
 }
 
+/* ---- the writer ---- */
 static void through_free(ps_through *t)
 {
-    if (t->memory_fd >= 0) {
-        (void)close(t->memory_fd);
-    }
     if (t->fd >= 0) {
         (void)close(t->fd);
     }
     (void)pthread_mutex_destroy(&t->lock);
-    (void)pthread_cond_destroy(&t->fed);
-    (void)pthread_cond_destroy(&t->moved);
+    (void)pthread_cond_destroy(&t->filled);
+    (void)pthread_cond_destroy(&t->written);
     bd_file_prefix_free(t->prefix);
-    bd_free(t->buf);
+    for (size_t i = 0; i < PS_THROUGH_CHUNKS; i++) {
+        bd_free(t->chunks[i].bytes);
+    }
     bd_free(t->path);
     bd_free(t);
 }
 
-/* False: the writer could not open the file in memory. */
-static bool open_memory(ps_through *t)
-{
-    t->memory_fd = memfd_create("braid-rows", MFD_CLOEXEC);
-    (void)snprintf(t->memory_path, sizeof t->memory_path, "/proc/self/fd/%d", t->memory_fd);
-    return t->memory_fd >= 0 && access(t->memory_path, R_OK | W_OK) == 0;
-}
-
-/* The file on the disk; file systems that know no direct writing get plain ones. */
+/* File systems that know no direct writing get plain ones. */
 static bd_status open_file(ps_through *t, bd_err *err)
 {
     int flags = O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC;
@@ -170,29 +128,33 @@ static bd_status open_file(ps_through *t, bd_err *err)
     return BD_OK;
 }
 
-bd_status ps_through_open(const char *path, ps_through **out, bd_err *err)
+bd_status ps_through_open(const char *path, size_t piece_bytes, ps_through **out, bd_err *err)
 {
-    *out = NULL;
     ps_through *t = bd_calloc(1, sizeof *t);
     if (t == NULL) {
         return bd_err_set(err, BD_E_NOMEM, "write %s: no memory", path);
     }
-    t->fd = t->memory_fd = -1;
+    t->fd = -1;
+    t->rc = BD_OK;
     t->err = (bd_err)BD_ERR_INIT;
+    t->lasting = true;
+    t->piece_bytes = piece_bytes;
     (void)pthread_mutex_init(&t->lock, NULL);
-    (void)pthread_cond_init(&t->fed, NULL);
-    (void)pthread_cond_init(&t->moved, NULL);
+    (void)pthread_cond_init(&t->filled, NULL);
+    (void)pthread_cond_init(&t->written, NULL);
     t->path = bd_strdup(path);
-    t->buf = bd_alloc_aligned(ALIGN_BYTES, CHUNK_BYTES);
-    bd_status rc = t->path == NULL || t->buf == NULL
-                       ? bd_err_set(err, BD_E_NOMEM, "write %s: no memory", path)
-                       : BD_OK;
-    bool has_memory = rc == BD_OK && open_memory(t);
-    if (has_memory) {
-        rc = open_file(t, err);
+    bool ok = t->path != NULL;
+    for (size_t i = 0; i < PS_THROUGH_CHUNKS && ok; i++) {
+        t->chunks[i].bytes = /* the last block of the file is filled up */
+            bd_alloc_aligned(ALIGN_BYTES, PS_THROUGH_CHUNK_BYTES + piece_bytes + ALIGN_BYTES);
+        ok = t->chunks[i].bytes != NULL;
     }
-    t->runs = has_memory && rc == BD_OK && pthread_create(&t->thread, NULL, through_main, t) == 0;
-    if (!t->runs) {
+    bd_status rc =
+        ok ? open_file(t, err) : bd_err_set(err, BD_E_NOMEM, "write %s: no memory", path);
+    if (rc == BD_OK && pthread_create(&t->thread, NULL, through_main, t) != 0) {
+        rc = bd_err_set(err, BD_E_NOMEM, "write %s: no thread", path);
+    }
+    if (rc != BD_OK) {
         through_free(t);
         return rc;
     }
@@ -200,21 +162,52 @@ bd_status ps_through_open(const char *path, ps_through **out, bd_err *err)
     return BD_OK;
 }
 
-const char *ps_through_path(const ps_through *t)
+/* The writer's chunk goes to the thread, but for what is no whole block; that begins the next one,
+ * once there is room for it. */
+static bool hand_over(ps_through *t)
 {
-    return t->memory_path;
-}
-
-bool ps_through_feed(ps_through *t, uint64_t n_bytes)
-{
+    chunk *c = chunk_of(t, t->n_full), *next = chunk_of(t, t->n_full + 1);
+    size_t rest = c->n_bytes % ALIGN_BYTES;
     (void)pthread_mutex_lock(&t->lock);
-    (void)pthread_cond_signal(&t->fed);
-    while (t->rc == BD_OK && n_bytes > t->n_moved + PS_THROUGH_BEHIND_BYTES) {
-        (void)pthread_cond_wait(&t->moved, &t->lock);
+    while (t->rc == BD_OK && t->n_full - t->n_written >= PS_THROUGH_CHUNKS - 1) {
+        (void)pthread_cond_wait(&t->written, &t->lock);
     }
     bool goes_on = t->rc == BD_OK;
+    if (goes_on) {
+        c->n_bytes -= rest;
+        memcpy(next->bytes, c->bytes + c->n_bytes, rest);
+        next->n_bytes = rest;
+        t->n_full++;
+        (void)pthread_cond_signal(&t->filled);
+    }
     (void)pthread_mutex_unlock(&t->lock);
     return goes_on;
+}
+
+uint8_t *ps_through_room(ps_through *t, size_t n)
+{
+    BD_ASSERT(n <= t->piece_bytes);
+    if (chunk_of(t, t->n_full)->n_bytes >= PS_THROUGH_CHUNK_BYTES && !hand_over(t)) {
+        return NULL;
+    }
+    chunk *c = chunk_of(t, t->n_full);
+    return c->bytes + c->n_bytes;
+}
+
+void ps_through_add(ps_through *t, size_t n, bool lasting)
+{
+    chunk *c = chunk_of(t, t->n_full);
+    t->lasting = t->lasting && lasting;
+    if (t->lasting && t->prefix != NULL) {
+        bd_file_prefix_add(t->prefix, c->bytes + c->n_bytes, n);
+    }
+    c->n_bytes += n;
+    t->n_bytes += n;
+}
+
+uint64_t ps_through_bytes(const ps_through *t)
+{
+    return t->n_bytes;
 }
 
 bd_status ps_through_close(ps_through *t, bd_file_prefix **prefix, bd_err *err)
@@ -224,8 +217,12 @@ bd_status ps_through_close(ps_through *t, bd_file_prefix **prefix, bd_err *err)
         return BD_OK;
     }
     (void)pthread_mutex_lock(&t->lock);
+    while (t->rc == BD_OK && t->n_full - t->n_written >= PS_THROUGH_CHUNKS - 1) {
+        (void)pthread_cond_wait(&t->written, &t->lock);
+    }
+    t->n_full++; /* the writer's, as it is */
     t->finished = true;
-    (void)pthread_cond_signal(&t->fed);
+    (void)pthread_cond_signal(&t->filled);
     (void)pthread_mutex_unlock(&t->lock);
     (void)pthread_join(t->thread, NULL);
     bd_status rc = t->rc;
