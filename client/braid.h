@@ -278,7 +278,8 @@ BRAID_API int braid_batch_new(braid_client *client, const braid_feature *feature
 BRAID_API int braid_batch_fetch(braid_batch *batch, braid_error *err);
 /* NULL is fine. A context that has seen it keeps what it needs. */
 BRAID_API void braid_batch_free(braid_batch *batch);
-/* Distinct rows the batch asks for. */
+/* Distinct rows the batch asks for; with bags that the servers pool, and few ids that are repeated,
+ * all of its ids. */
 BRAID_API size_t braid_batch_unique(const braid_batch *batch);
 
 /* Pooled rows: out[i] is [n_bags x dim] of feature i, written. One request a server for all

@@ -35,6 +35,22 @@ static bool are_bags(const cl_ids *ids)
     return ok;
 }
 
+/* Each id has a key, and so an entry, of its own. */
+static void fill_as_they_are(cl_bags *b, const cl_ids *ids, const cl_uniques *u, size_t n_servers)
+{
+    uint32_t *entries = (uint32_t *)(void *)b->entries->bytes;
+    float *weights = b->weights == NULL ? NULL : (float *)(void *)b->weights->bytes;
+    for (size_t bag = 0; bag < ids->n_bags; bag++) {
+        for (size_t i = ids->offsets[bag]; i < ids->offsets[bag + 1]; i++) {
+            entries[u->index[i]] = (uint32_t)bag;
+        }
+    }
+    for (size_t i = 0; weights != NULL && i < ids->n_ids; i++) {
+        weights[u->index[i]] = ids->weights[i];
+    }
+    memcpy(b->first, u->server_first, (n_servers + 1) * sizeof *b->first);
+}
+
 /* next[u] becomes the end of key u's entries. */
 static void fill(cl_bags *b, const cl_ids *ids, const cl_uniques *u, uint32_t *next)
 {
@@ -87,13 +103,16 @@ bd_status cl_bags_init(cl_bags *out, const cl_ids *ids, const cl_uniques *u, siz
                           ids->n_bags, ids->n_ids);
     }
     cl_bags b = {.n_bags = (uint32_t)ids->n_bags};
-    uint32_t *next = bd_calloc(u->n_unique, sizeof *next);
+    uint32_t *next = u->as_they_are ? NULL : bd_calloc(u->n_unique, sizeof *next);
     b.entries = bd_buf_new(ids->n_ids * sizeof(uint32_t));
     b.weights = ids->weights == NULL ? NULL : bd_buf_new(ids->n_ids * sizeof(float));
     b.first = bd_calloc(n_servers + 1, sizeof *b.first);
-    bool ok = next != NULL && b.entries != NULL && b.first != NULL &&
+    bool ok = (next != NULL || u->as_they_are) && b.entries != NULL && b.first != NULL &&
               (b.weights != NULL || ids->weights == NULL);
-    if (ok) {
+    if (ok && u->as_they_are) {
+        fill_as_they_are(&b, ids, u, n_servers);
+        *out = b;
+    } else if (ok) {
         count(&b, ids, u, n_servers, next);
         fill(&b, ids, u, next);
         *out = b;

@@ -99,14 +99,15 @@ bd_status cl_map_new(uint64_t epoch, const char *const *addresses, size_t n_serv
  * The ids are first put into their slots' buckets, by counting. What a key is compared with is then
  * its bucket: a dozen ids that lie side by side, where one table of hashes over all ids would be
  * larger than a core's caches. */
-#define SMALL_BUCKET 48u /* ids; in a larger one keys are found by hash */
+#define SMALL_BUCKET 48u   /* ids; in a larger one keys are found by hash */
+#define SAMPLE_IDS   2048u /* at most; half of it is aimed at */
 
 typedef struct dedup {
     const cl_map *map;   /* borrowed */
     const uint64_t *ids; /* borrowed [n_ids] */
     size_t n_ids;
     uint16_t *buckets; /* owned [n_ids]: of each id */
-    uint32_t *order;   /* owned [n_ids]: ids by bucket, then as they came */
+    uint32_t *order;   /* owned [n_ids]: ids by bucket, then as they came; NULL: not wanted */
     uint32_t *cells;   /* owned [n_cells]: a key's number + 1; NULL: none yet */
     size_t n_cells;
     uint64_t *keys;  /* [n_ids]: distinct ones */
@@ -121,19 +122,76 @@ static void dedup_deinit(dedup *d)
     bd_free(d->cells);
 }
 
-/* Puts the ids in order; ends[b] = where bucket b ends. */
-static void dedup_place(dedup *d, uint32_t *ends)
+/* n[b] = ids in bucket b; returns the most that one has. */
+static uint32_t dedup_count(dedup *d, uint32_t *n)
 {
+    uint32_t most = 0;
     for (size_t i = 0; i < d->n_ids; i++) {
         d->buckets[i] = d->map->bucket_of[bd_mix64(d->ids[i]) >> 52];
-        ends[d->buckets[i]]++;
+        n[d->buckets[i]]++;
     }
+    for (uint32_t b = 0; b < CL_N_SLOTS; b++) {
+        most = n[b] > most ? n[b] : most;
+    }
+    return most;
+}
+
+/* From counts to where each bucket begins. */
+static void sum_up(uint32_t *n)
+{
     uint32_t before = 0;
     for (uint32_t b = 0; b < CL_N_SLOTS; b++) {
-        uint32_t n = ends[b];
-        ends[b] = before;
-        before += n;
+        uint32_t in_b = n[b];
+        n[b] = before;
+        before += in_b;
     }
+}
+
+/* Of the keys of a few buckets, all of whose ids are looked at, few are there twice. */
+static bool has_few_repeats(const dedup *d)
+{
+    uint16_t cells[2 * SAMPLE_IDS] = {0};
+    uint64_t keys[SAMPLE_IDS];
+    size_t every = 1, n = 0, n_repeated = 0;
+    while (every < CL_N_SLOTS / 64 && d->n_ids / (2 * every) >= SAMPLE_IDS / 2) {
+        every *= 2;
+    }
+    for (size_t i = 0; i < d->n_ids && n < SAMPLE_IDS; i++) {
+        if ((d->buckets[i] & (every - 1)) != 0) {
+            continue;
+        }
+        uint64_t key = d->ids[i];
+        size_t cell = (size_t)bd_mix64(key) & (2 * SAMPLE_IDS - 1);
+        while (cells[cell] != 0 && keys[cells[cell] - 1] != key) {
+            cell = (cell + 1) & (2 * SAMPLE_IDS - 1);
+        }
+        n_repeated += cells[cell] != 0;
+        keys[n++] = key;
+        cells[cell] = (uint16_t)n;
+    }
+    return n_repeated * CL_PART_FEW <= n;
+}
+
+/* All ids by bucket, then as they came. */
+static void place_as_they_are(dedup *d, uint32_t *ends, size_t *server_first)
+{
+    const uint16_t *buckets = d->buckets;
+    const uint64_t *ids = d->ids;
+    for (size_t i = 0, n = d->n_ids; i < n; i++) {
+        uint32_t at = ends[buckets[i]]++;
+        d->index[i] = at;
+        d->keys[at] = ids[i];
+    }
+    for (size_t s = 0; s < d->map->n_servers; s++) {
+        uint32_t b = d->map->first_bucket[s + 1];
+        server_first[s + 1] = b == 0 ? 0 : ends[b - 1];
+    }
+    d->n_unique = d->n_ids;
+}
+
+/* Puts the ids in order; ends[b], where bucket b begins, becomes where it ends. */
+static void dedup_place(dedup *d, uint32_t *ends)
+{
     const uint16_t *buckets = d->buckets;
     uint32_t *order = d->order; /* alone: what is written all over the place is to be little */
     for (size_t i = 0, n = d->n_ids; i < n; i++) {
@@ -190,12 +248,15 @@ static bool dedup_large(dedup *d, size_t at, size_t end)
     return true;
 }
 
-static bool dedup_run(dedup *d, size_t *server_first)
+static bool dedup_distinct(dedup *d, uint32_t *ends, size_t *server_first)
 {
-    uint32_t ends[CL_N_SLOTS] = {0};
     bool ok = true;
-    dedup_place(d, ends);
     uint32_t at = 0, b = 0;
+    d->order = bd_alloc(d->n_ids * sizeof *d->order);
+    if (d->order == NULL) {
+        return false;
+    }
+    dedup_place(d, ends);
     for (size_t s = 0; s < d->map->n_servers; s++) {
         server_first[s] = d->n_unique;
         for (; b < d->map->first_bucket[s + 1] && ok; at = ends[b++]) {
@@ -210,8 +271,22 @@ static bool dedup_run(dedup *d, size_t *server_first)
     return ok;
 }
 
+static bool dedup_run(dedup *d, bool may_repeat, cl_uniques *u)
+{
+    uint32_t ends[CL_N_SLOTS] = {0};
+    uint32_t most = dedup_count(d, ends);
+    sum_up(ends);
+    u->as_they_are =
+        may_repeat && d->n_ids >= CL_PART_MANY_IDS && most <= SMALL_BUCKET && has_few_repeats(d);
+    if (u->as_they_are) {
+        place_as_they_are(d, ends, u->server_first);
+        return true;
+    }
+    return dedup_distinct(d, ends, u->server_first);
+}
+
 bd_status cl_uniques_init(cl_uniques *out, const cl_map *map, const uint64_t *ids, size_t n_ids,
-                          bd_err *err)
+                          bool may_repeat, bd_err *err)
 {
     cl_uniques u = {0};
     dedup d = {.map = map, .ids = ids, .n_ids = n_ids};
@@ -223,13 +298,11 @@ bd_status cl_uniques_init(cl_uniques *out, const cl_map *map, const uint64_t *id
     u.server_first = bd_calloc(map->n_servers + 1, sizeof *u.server_first);
     u.keys = bd_buf_new(n_ids * sizeof(uint64_t));
     d.buckets = bd_alloc(n_ids * sizeof *d.buckets);
-    d.order = bd_alloc(n_ids * sizeof *d.order);
-    if (u.index == NULL || u.server_first == NULL || u.keys == NULL || d.buckets == NULL ||
-        d.order == NULL) {
+    if (u.index == NULL || u.server_first == NULL || u.keys == NULL || d.buckets == NULL) {
         goto out;
     }
     d.keys = (uint64_t *)(void *)u.keys->bytes;
-    if (!dedup_run(&d, u.server_first)) {
+    if (!dedup_run(&d, may_repeat, &u)) {
         goto out;
     }
     u.n_unique = d.n_unique;

@@ -76,14 +76,15 @@ static void drop_partition(cl_rows *r)
     r->map = NULL;
 }
 
-static bool is_pooled(const cl_rows *r, const cl_ids *ids, size_t n_unique)
+static bool may_pool(const cl_rows *r, const cl_ids *ids)
 {
-    cl_pooling where = r->c->pooling;
-    if (ids->offsets == NULL || where == CL_POOL_CLIENT || !cl_bags_fit(ids) ||
-        cl_client_job(r->c).consistency == CL_SYNC) {
-        return false;
-    }
-    return where == CL_POOL_SERVER || cl_bags_pay(ids, n_unique, r->map->n_servers);
+    return ids->offsets != NULL && r->c->pooling != CL_POOL_CLIENT && cl_bags_fit(ids) &&
+           cl_client_job(r->c).consistency != CL_SYNC;
+}
+
+static bool pooling_pays(const cl_rows *r, const cl_ids *ids, size_t n_unique)
+{
+    return r->c->pooling == CL_POOL_SERVER || cl_bags_pay(ids, n_unique, r->map->n_servers);
 }
 
 static bd_status prepare_table(cl_rows *r, size_t i, bd_err *err)
@@ -91,11 +92,12 @@ static bd_status prepare_table(cl_rows *r, size_t i, bd_err *err)
     const cl_ids *ids = &r->ids[i];
     cl_uniques *u = &r->uniques[i];
     size_t n_bytes;
-    bd_status rc = cl_uniques_init(u, r->map, ids->ids, ids->n_ids, err);
+    bool may = may_pool(r, ids), may_repeat = may && pooling_pays(r, ids, ids->n_ids);
+    bd_status rc = cl_uniques_init(u, r->map, ids->ids, ids->n_ids, may_repeat, err);
     if (rc != BD_OK) {
         return rc;
     }
-    bool pooled = is_pooled(r, ids, u->n_unique);
+    bool pooled = may && pooling_pays(r, ids, u->n_unique); /* so if the ids are as they were */
     if (pooled) {
         rc = cl_bags_init(&r->bags[i], ids, u, r->map->n_servers, err);
         if (rc != BD_OK) {

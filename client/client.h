@@ -125,10 +125,10 @@ typedef struct cl_table_rows {
     uint32_t table_id;
     uint32_t dim;
     size_t n_unique;
-    const uint64_t *keys;    /* [n_unique] distinct keys, grouped by server and slot */
-    const uint32_t *index;   /* [n_ids] ids[i] == keys[index[i]] */
-    float *rows;             /* [n_rows x dim] */
-    size_t n_rows;           /* n_unique; pooled: the bags */
+    const uint64_t *keys;  /* [n_unique] distinct (pooled: a few may not be), by server and slot */
+    const uint32_t *index; /* [n_ids] ids[i] == keys[index[i]] */
+    float *rows;           /* [n_rows x dim] */
+    size_t n_rows;         /* n_unique; pooled: the bags */
     const uint32_t *offsets; /* [n_rows + 1]; NULL: not pooled */
     const float *weights;    /* [n_ids]; NULL: all 1 */
 } cl_table_rows;

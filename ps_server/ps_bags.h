@@ -23,6 +23,22 @@
 /* BD_E_INVALID says which entry is wrong; "entries" must begin a key exactly n_keys times. */
 bd_status ps_bags_check(const ps_bags *b, size_t n_keys, bd_err *err) BD_MUST_CHECK;
 
+/* The keys of a push of bags, in memory of its own. */
+typedef struct ps_bag_keys {
+    uint64_t *keys; /* [n_keys], and with them */
+    uint32_t *rows; /* where their rows may be; NULL: no idea */
+    size_t n_keys;
+    uint32_t *entries; /* [n_entries] as ps_bags_check wants them */
+    float *weights;    /* [n_entries]; NULL: all 1 */
+    size_t n_entries;
+} ps_bag_keys;
+
+/* ps_bags_merge - makes the keys distinct, in place: a key that comes again goes, and its entries
+ * follow those it has. So the lists become those of a client that has sent distinct keys: each row is
+ * updated once, with its gradient summed in the order of the entries. BD_E_NOMEM. Cost: one pass
+ * where the keys of each slot stand together, as clients send them. */
+bd_status ps_bags_merge(ps_bag_keys *k) BD_MUST_CHECK;
+
 /* out[n_bags x dim] += weight x row for the n_keys keys whose entries begin at `entry` and whose
  * rows are rows[n_keys x dim]. Returns the entry after them. */
 size_t ps_bags_pool(const ps_bags *b, const float *rows, size_t dim, size_t entry, size_t n_keys,

@@ -210,14 +210,35 @@ static bd_status check_halted(ps_service *v, uint64_t job_epoch, bd_err *err)
     return rc;
 }
 
-/* Bags whose gradients need the policy's eye become rows (of g->own): it looks at keys. */
-static bd_status check_bags(const ps_spec *spec, ps_grads *g, bd_err *err)
+/* Keys and lists of bags, in the part's own memory: keys become distinct, and where their rows may be
+ * is found by the keys that the lookup had. */
+static bd_status merge_bags(ps_service *v, const ps_spec *spec, ps_grads *g, bd_err *err)
 {
-    bd_status rc = ps_bags_check(&g->bags, g->n_keys, err);
-    size_t n_weights = g->bags.weights == NULL ? 0 : g->bags.n_entries;
+    bd_status rc = ps_shard_check_keys(v->shard, g->keys, g->n_keys, err);
+    if (rc == BD_OK) {
+        rc = ps_bags_check(&g->bags, g->n_keys, err);
+    }
     if (rc != BD_OK) {
         return bd_err_wrap(err, "table \"%s\"", spec->name);
     }
+    g->found = ps_trail_take(&v->trail, g->table_id, g->keys, g->n_keys);
+    ps_bag_keys k = {.keys = bd_unconst(g->keys),
+                     .rows = g->found == NULL ? NULL : (uint32_t *)(void *)g->found->bytes,
+                     .n_keys = g->n_keys,
+                     .entries = bd_unconst(g->bags.entries),
+                     .weights = bd_unconst(g->bags.weights),
+                     .n_entries = g->bags.n_entries};
+    if (ps_bags_merge(&k) != BD_OK) {
+        return bd_err_set(err, BD_E_NOMEM, "push: no memory");
+    }
+    g->n_keys = k.n_keys;
+    return BD_OK;
+}
+
+/* Bags whose gradients need the policy's eye become rows (of g->own): it looks at keys. */
+static bd_status check_bags(const ps_spec *spec, ps_grads *g, bd_err *err)
+{
+    size_t n_weights = g->bags.weights == NULL ? 0 : g->bags.n_entries;
     size_t n_elems = (size_t)g->bags.n_bags * g->dim;
     bool good = first_not_finite(g->grads, n_elems) == n_elems &&
                 first_not_finite(g->bags.weights, n_weights) == n_weights;
@@ -233,6 +254,8 @@ static bd_status check_bags(const ps_spec *spec, ps_grads *g, bd_err *err)
     (void)ps_bags_expand(&g->bags, g->grads, g->dim, 0, g->n_keys, rows);
     g->grads = rows;
     g->bags = (ps_bags){0};
+    bd_buf_unref(g->found); /* they may be fewer keys soon */
+    g->found = NULL;
     return BD_OK;
 }
 
@@ -241,11 +264,11 @@ static bd_status check_gradients(ps_service *v, const ps_spec *spec, uint64_t jo
                                  uint8_t *arrays, ps_grads *g, bd_err *err)
 {
     ps_bad bad;
-    bd_status rc = check_keys(v, spec, g, err);
+    float *grads = (float *)(void *)(arrays + g->n_keys * sizeof(uint64_t));
+    bd_status rc = g->bags.n_bags != 0 ? merge_bags(v, spec, g, err) : check_keys(v, spec, g, err);
     if (rc != BD_OK) {
         return rc;
     }
-    float *grads = (float *)(void *)(arrays + g->n_keys * sizeof(uint64_t));
     if (g->bags.n_bags != 0) {
         rc = check_bags(spec, g, err);
         if (rc != BD_OK || g->bags.n_bags != 0) {
@@ -333,11 +356,7 @@ static bd_status take_table(ps_service *v, const px_table_grads *t, ps_part *p, 
     *used += copy_arrays(arrays, &t->keys, &t->grads, g);
     *used += copy_bags(p->keep->bytes + *used, t, &g->bags);
     p->n_tables++;
-    rc = check_gradients(v, &spec, p->job_epoch, arrays, g, err);
-    if (rc == BD_OK && g->bags.n_bags != 0) { /* else they may be fewer keys by now */
-        g->found = ps_trail_take(&v->trail, g->table_id, g->keys, g->n_keys);
-    }
-    return rc;
+    return check_gradients(v, &spec, p->job_epoch, arrays, g, err);
 }
 
 static bd_status check_table_repeats(const px_push_request *r, bd_err *err)

@@ -39,7 +39,7 @@ static void draw_ids(uint64_t *ids, size_t n, uint64_t seed, uint64_t vocabulary
 static void check_uniques(const cl_map *map, size_t n_servers, const uint64_t *ids, size_t n)
 {
     cl_uniques u;
-    assert_int_equal(cl_uniques_init(&u, map, ids, n, NULL), BD_OK);
+    assert_int_equal(cl_uniques_init(&u, map, ids, n, false, NULL), BD_OK);
     const uint64_t *keys = (const uint64_t *)(void *)u.keys->bytes;
     for (size_t i = 0; i < n; i++) {
         assert_true(u.index[i] < u.n_unique);
@@ -63,6 +63,73 @@ static void check_uniques(const cl_map *map, size_t n_servers, const uint64_t *i
         }
     }
     cl_uniques_deinit(&u);
+}
+
+/* The ids are as they were, in the order of their slots, each with a key of its own. */
+static void check_as_they_are(const cl_map *map, size_t n_servers, const uint64_t *ids, size_t n,
+                              const cl_uniques *u)
+{
+    const uint64_t *keys = (const uint64_t *)(void *)u->keys->bytes;
+    static uint32_t id_of[9000];
+    assert_int_equal(u->n_unique, n);
+    for (size_t i = 0; i < n; i++) {
+        id_of[i] = UINT32_MAX;
+    }
+    for (size_t i = 0; i < n; i++) {
+        assert_true(u->index[i] < n && keys[u->index[i]] == ids[i]);
+        assert_int_equal(id_of[u->index[i]], UINT32_MAX);
+        id_of[u->index[i]] = (uint32_t)i;
+    }
+    assert_int_equal(u->server_first[n_servers], n);
+    for (size_t s = 0; s < n_servers; s++) {
+        for (size_t k = u->server_first[s]; k < u->server_first[s + 1]; k++) {
+            assert_int_equal(map->owner[cl_slot_of(keys[k])], s);
+            if (k > u->server_first[s]) {
+                uint32_t a = cl_slot_of(keys[k - 1]), b = cl_slot_of(keys[k]);
+                assert_true(a < b || (a == b && id_of[k - 1] < id_of[k]));
+            }
+        }
+    }
+}
+
+/* Ids stay as they are where few are repeated, not too few are asked for, and who asks allows it. */
+static void few_repeated_ids_stay_as_they_are(void **state)
+{
+    (void)state;
+    static uint64_t ids[9000];
+    const struct {
+        size_t n;
+        uint64_t vocabulary;
+        bool may, want;
+    } cases[] = {
+        {9000, 1u << 30, true, true},
+        {9000, 1u << 30, false, false},
+        {CL_PART_MANY_IDS, 1u << 30, true, true},
+        {CL_PART_MANY_IDS - 1, 1u << 30, true, false},
+        {9000, 150000, true, true},
+        {9000, 30000, true, false},
+        {9000, 10, true, false},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        size_t n_servers = 1 + c % 4, n = cases[c].n;
+        cl_map *map = make_map(n_servers, c);
+        cl_uniques u;
+        draw_ids(ids, n, c, cases[c].vocabulary);
+        assert_int_equal(cl_uniques_init(&u, map, ids, n, cases[c].may, NULL), BD_OK);
+        assert_int_equal(u.as_they_are, cases[c].want);
+        if (cases[c].want) {
+            check_as_they_are(map, n_servers, ids, n, &u);
+        }
+        cl_uniques_deinit(&u);
+        for (size_t i = 0; i < 60;
+             i++) { /* one slot of many: its keys are compared with each other */
+            ids[i * (n / 60)] = ids[0];
+        }
+        assert_int_equal(cl_uniques_init(&u, map, ids, n, cases[c].may, NULL), BD_OK);
+        assert_false(u.as_they_are);
+        cl_uniques_deinit(&u);
+        cl_map_unref(map);
+    }
 }
 
 static void uniques_are_distinct_grouped_and_indexed(void **state)
@@ -125,7 +192,7 @@ static void plan_covers_every_row_once(void **state)
         for (size_t t = 0; t < 3; t++) {
             size_t n = (size_t)(bd_rand_u64(SEED, seed, t) % 3000);
             draw_ids(ids, n, seed + t, 2000);
-            assert_int_equal(cl_uniques_init(&u[t], map, ids, n, NULL), BD_OK);
+            assert_int_equal(cl_uniques_init(&u[t], map, ids, n, false, NULL), BD_OK);
             memcpy(next[t], u[t].server_first, n_servers * sizeof(size_t));
         }
         cl_plan p;
@@ -184,12 +251,9 @@ static void a_broken_map_is_refused_by_name(void **state)
     assert_int_equal(cl_map_new(1, addresses, 0, owner, CL_N_SLOTS, &m, &err), BD_E_CORRUPT);
 }
 
-static void dedup_survives_every_allocation_failure(void **state)
+static void allocations_fail(const uint64_t *ids, size_t n)
 {
-    (void)state;
     long before = bd_mem_live_blocks();
-    static uint64_t ids[1000];
-    draw_crowded_ids(ids, 1000, 200);
     bd_status rc = BD_E_NOMEM;
     for (long nth = 0; rc != BD_OK; nth++) {
         static const char *const addresses[] = {"a:1", "b:2"};
@@ -201,7 +265,7 @@ static void dedup_survives_every_allocation_failure(void **state)
         bd_fault_fail_alloc(nth);
         rc = cl_map_new(1, addresses, 2, owner, CL_N_SLOTS, &map, NULL);
         if (rc == BD_OK) {
-            rc = cl_uniques_init(&u, map, ids, 1000, NULL);
+            rc = cl_uniques_init(&u, map, ids, n, n >= CL_PART_MANY_IDS, NULL);
         }
         if (rc == BD_OK) {
             const cl_cut cut = {&u, dim, NULL};
@@ -216,11 +280,22 @@ static void dedup_survives_every_allocation_failure(void **state)
     }
 }
 
+static void dedup_survives_every_allocation_failure(void **state)
+{
+    (void)state;
+    static uint64_t ids[CL_PART_MANY_IDS];
+    draw_crowded_ids(ids, 1000, 200);
+    allocations_fail(ids, 1000);
+    draw_ids(ids, CL_PART_MANY_IDS, 1, 1u << 30);
+    allocations_fail(ids, CL_PART_MANY_IDS);
+}
+
 int main(void)
 {
     (void)printf("seed %u\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(uniques_are_distinct_grouped_and_indexed),
+        cmocka_unit_test(few_repeated_ids_stay_as_they_are),
         cmocka_unit_test(slots_with_many_keys_are_no_exception),
         cmocka_unit_test(plan_covers_every_row_once),
         cmocka_unit_test(a_broken_map_is_refused_by_name),

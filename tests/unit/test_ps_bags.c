@@ -1,5 +1,6 @@
 /* Pooling at the servers: lists of bags, their journal records, and training through the real
  * client, which must come to what pooling at the client comes to. */
+#include "base/fault.h"
 #include "base/mem.h"
 #include "base/num/vec.h"
 #include "base/rand.h"
@@ -54,6 +55,125 @@ static void wrong_lists_are_refused(void **state)
     refused("the first entry of the bags belongs to no key", early, 2, 3, 1);
     b = (ps_bags){.n_bags = 3};
     assert_int_equal(ps_bags_check(&b, 0, &err), BD_OK);
+}
+
+/* ---- keys that come again ---- */
+#define MERGED 600u
+
+/* Keys as a client sends them: with repeats of a few, each with one to three entries. */
+typedef struct lists {
+    uint64_t keys[MERGED];
+    uint32_t rows[MERGED], entries[3 * MERGED];
+    float weights[3 * MERGED];
+    ps_bag_keys k;
+} lists;
+
+/* The order of keys: each slot's together, or any. */
+typedef enum lists_order { BY_SLOT, ANY_ORDER, ONE_SLOT } lists_order;
+
+static uint64_t key_in(lists_order order, uint64_t draw)
+{
+    static uint64_t next, in_slot[200];
+    static size_t n;
+    for (; n < 200; next++) {
+        if (ps_slot_of_key(next) == 77) {
+            in_slot[n++] = next;
+        }
+    }
+    return order == ONE_SLOT ? in_slot[draw % n] : draw % 400;
+}
+
+static void draw_lists(lists *l, lists_order order, size_t n, uint64_t seed, bool weighted)
+{
+    memset(l, 0, sizeof *l);
+    for (size_t i = 0; i < n; i++) { /* sorted in by slot, after those that are there */
+        uint64_t key = key_in(order, bd_rand_u64(seed, 1, i));
+        size_t at = i;
+        for (; order == BY_SLOT && at > 0 && ps_slot_of_key(l->keys[at - 1]) > ps_slot_of_key(key);
+             at--) {
+            l->keys[at] = l->keys[at - 1];
+        }
+        l->keys[at] = key;
+    }
+    size_t e = 0;
+    for (size_t i = 0; i < n; i++) {
+        l->rows[i] = (uint32_t)l->keys[i] + 7;
+        for (uint64_t k = 0, of_key = 1 + bd_rand_u64(seed, 2, i) % 3; k < of_key; k++, e++) {
+            l->entries[e] = (uint32_t)(bd_rand_u64(seed, 3, e) % N_BAGS) | (k > 0 ? SAME : 0);
+            l->weights[e] = (float)e;
+        }
+    }
+    l->k = (ps_bag_keys){l->keys, l->rows, n, l->entries, weighted ? l->weights : NULL, e};
+}
+
+/* What merging must come to, the simple way: for each key in the order of its first place, all of
+ * its entries in theirs. */
+static void merge_slowly(const lists *l, lists *out)
+{
+    memset(out, 0, sizeof *out);
+    size_t n = 0, e = 0;
+    for (size_t i = 0; i < l->k.n_keys; i++) {
+        bool first = true;
+        for (size_t k = 0; k < i; k++) {
+            first = first && l->keys[k] != l->keys[i];
+        }
+        size_t begun = e, entry = 0;
+        for (size_t k = 0; first && k < l->k.n_keys; k++) {
+            for (bool more = true; more; entry++) {
+                if (l->keys[k] == l->keys[i]) {
+                    out->entries[e] = (l->entries[entry] & ~SAME) | (e > begun ? SAME : 0);
+                    out->weights[e++] = l->weights[entry];
+                }
+                more = entry + 1 < l->k.n_entries && (l->entries[entry + 1] & SAME) != 0;
+            }
+        }
+        if (first) {
+            out->rows[n] = l->rows[i];
+            out->keys[n++] = l->keys[i];
+        }
+    }
+    out->k = (ps_bag_keys){.n_keys = n, .n_entries = e};
+}
+
+static void keys_that_come_again_are_merged(void **state)
+{
+    (void)state;
+    static lists l, want;
+    for (uint64_t seed = 0; seed < 90; seed++) {
+        lists_order order = (lists_order)(seed % 3);
+        size_t n = seed < 6 ? (size_t)seed : (size_t)(seed * seed * seed) % MERGED;
+        draw_lists(&l, order, n, seed, seed % 2 == 0);
+        merge_slowly(&l, &want);
+        l.k.rows = seed % 5 == 0 ? NULL : l.k.rows;
+        assert_int_equal(ps_bags_merge(&l.k), BD_OK);
+        assert_int_equal(l.k.n_keys, want.k.n_keys);
+        assert_int_equal(l.k.n_entries, want.k.n_entries);
+        assert_memory_equal(l.keys, want.keys, l.k.n_keys * sizeof *l.keys);
+        assert_memory_equal(l.entries, want.entries, l.k.n_entries * sizeof *l.entries);
+        if (l.k.rows != NULL) {
+            assert_memory_equal(l.rows, want.rows, l.k.n_keys * sizeof *l.rows);
+        }
+        if (l.k.weights != NULL) {
+            assert_memory_equal(l.weights, want.weights, l.k.n_entries * sizeof *l.weights);
+        }
+    }
+}
+
+static void merging_survives_every_allocation_failure(void **state)
+{
+    (void)state;
+    static lists l, was;
+    long before = bd_mem_live_blocks();
+    bd_status rc = BD_E_NOMEM;
+    for (long nth = 0; rc != BD_OK; nth++) {
+        draw_lists(&l, ANY_ORDER, MERGED, 1, true);
+        merge_slowly(&l, &was);
+        bd_fault_fail_alloc(nth);
+        rc = ps_bags_merge(&l.k);
+        bd_fault_fail_alloc(-1);
+        assert_int_equal(bd_mem_live_blocks(), before);
+    }
+    assert_memory_equal(l.entries, was.entries, l.k.n_entries * sizeof *l.entries);
 }
 
 static ps_spec spec_of(const char *optimizer)
@@ -419,6 +539,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_lists_are_refused),
+        cmocka_unit_test(keys_that_come_again_are_merged),
+        cmocka_unit_test(merging_survives_every_allocation_failure),
         cmocka_unit_test(sums_are_those_of_the_entries),
         cmocka_unit_test(records_with_bags_replay),
         cmocka_unit_test(pooling_anywhere_is_the_same),
