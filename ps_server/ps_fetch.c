@@ -9,7 +9,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define CHUNK_KEYS  256u
+#define MAX_CHUNK   256u
+#define MIN_CHUNK   32u /* RocksDB looks for so many keys at a time */
 #define MAX_THREADS 64u
 
 struct ps_fetch_pool {
@@ -19,15 +20,16 @@ struct ps_fetch_pool {
     pthread_mutex_t lock;
     pthread_cond_t work, progress;
     ps_fetch *first, *last; /* under lock: those with keys nobody has taken */
+    size_t n_waiting;       /* under lock: keys nobody has taken */
     bool quit;              /* under lock */
     pthread_t threads[MAX_THREADS];
     size_t n_threads;
 };
 
-/* A key and its index. */
+/* A key and where the caller has it. */
 typedef struct place {
     uint64_t key;
-    uint32_t i;
+    uint32_t pick;
 } place;
 
 static int by_key(const void *a, const void *b)
@@ -48,23 +50,23 @@ ps_fetch *ps_fetch_new(uint32_t table_id, size_t value_bytes, const uint64_t *al
     f->n = n;
     f->stride = (value_bytes + 7) / 8 * 8;
     f->keys = bd_alloc(n * sizeof *f->keys);
-    f->order = bd_alloc(n * sizeof *f->order);
+    f->picks = bd_alloc(n * sizeof *f->picks);
     f->bytes = bd_alloc(n * sizeof *f->bytes);
     f->values = bd_mul_size(n, f->stride, &bytes) ? bd_alloc(bytes) : NULL;
     place *places = bd_alloc(n * sizeof *places);
-    if (f->keys == NULL || f->order == NULL || f->bytes == NULL || f->values == NULL ||
+    if (f->keys == NULL || f->picks == NULL || f->bytes == NULL || f->values == NULL ||
         places == NULL) {
         bd_free(places);
         ps_fetch_free(f);
         return NULL;
     }
     for (size_t i = 0; i < n; i++) {
-        f->keys[i] = all[pick[i]];
-        places[i] = (place){f->keys[i], (uint32_t)i};
+        places[i] = (place){all[pick[i]], pick[i]};
     }
     qsort(places, n, sizeof *places, by_key);
     for (size_t i = 0; i < n; i++) {
-        f->order[i] = places[i].i;
+        f->keys[i] = places[i].key;
+        f->picks[i] = places[i].pick;
     }
     bd_free(places);
     return f;
@@ -74,19 +76,27 @@ void ps_fetch_free(ps_fetch *f)
 {
     if (f != NULL) {
         bd_free(f->keys);
-        bd_free(f->order);
+        bd_free(f->picks);
         bd_free(f->values);
         bd_free(f->bytes);
         bd_free(f);
     }
 }
 
+/* Under the lock: how many keys make the next chunk. */
+static size_t chunk_keys(const ps_fetch_pool *p)
+{
+    size_t n = p->n_waiting / (2 * p->n_threads + 1) / MIN_CHUNK * MIN_CHUNK;
+    return n < MIN_CHUNK ? MIN_CHUNK : n > MAX_CHUNK ? MAX_CHUNK : n;
+}
+
 /* Under the lock: the next keys of f are ours; f leaves the queue with its last ones. */
 static size_t take(ps_fetch_pool *p, ps_fetch *f, size_t *first)
 {
-    size_t n = f->n - f->taken < CHUNK_KEYS ? f->n - f->taken : CHUNK_KEYS;
+    size_t most = chunk_keys(p), n = f->n - f->taken < most ? f->n - f->taken : most;
     *first = f->taken;
     f->taken += n;
+    p->n_waiting -= n;
     if (f->taken == f->n) {
         ps_fetch *before = NULL;
         for (ps_fetch *x = p->first; x != f; x = x->next) {
@@ -102,14 +112,14 @@ static bd_status read_chunk(ps_fetch_pool *p, const ps_fetch *f, size_t first, s
                             bd_err *err)
 {
     const ps_wanted w = {.table_id = f->table_id,
-                         .keys = f->keys,
-                         .order = f->order,
-                         .values = f->values,
+                         .keys = f->keys + first,
+                         .n = n,
+                         .values = f->values + first * f->stride,
                          .stride = f->stride,
-                         .bytes = f->bytes};
+                         .bytes = f->bytes + first};
     (void)pthread_rwlock_rdlock(&p->store_lock);
     bd_status rc = p->store == NULL ? bd_err_set(err, BD_E_UNAVAILABLE, "the row store is closed")
-                                    : ps_store_get(p->store, &w, first, n, err);
+                                    : ps_store_get(p->store, &w, err);
     (void)pthread_rwlock_unlock(&p->store_lock);
     (void)atomic_fetch_add_explicit(&p->n_rows, n, memory_order_relaxed);
     (void)bd_fault_hit("ps.fetch.read"); /* `hold`: read, and not yet told */
@@ -122,6 +132,9 @@ static bool work_on(ps_fetch_pool *p, ps_fetch *f, size_t first, size_t n)
     bd_err err = BD_ERR_INIT;
     (void)pthread_mutex_unlock(&p->lock);
     bd_status rc = read_chunk(p, f, first, n, &err);
+    if (rc == BD_OK && f->put != NULL) {
+        f->put(f, first, n);
+    }
     (void)pthread_mutex_lock(&p->lock);
     if (rc != BD_OK && f->rc == BD_OK) {
         f->rc = rc;
@@ -230,7 +243,8 @@ static void enqueue(ps_fetch_pool *p, ps_fetch *f)
     f->rc = BD_OK;
     *(p->last == NULL ? &p->first : &p->last->next) = f;
     p->last = f;
-    if (f->n > CHUNK_KEYS) {
+    p->n_waiting += f->n;
+    if (f->n > MIN_CHUNK) {
         (void)pthread_cond_broadcast(&p->work);
     } else {
         (void)pthread_cond_signal(&p->work);

@@ -161,8 +161,8 @@ static bd_status bring(ps_plan *p, ps_table *t, const uint64_t *keys, const uint
     }
     bd_status rc = ps_fetch_wait(p->fetch, f);
     if (rc == BD_OK) {
-        const ps_found found = ps_fetch_found(f);
-        ps_table_install(t, keys, miss, n, &found);
+        const ps_found found = ps_fetch_found(f, 0);
+        ps_table_install(t, keys, f->picks, n, &found);
     } else if (err != NULL) {
         *err = f->err;
     }

@@ -5,6 +5,7 @@
 
 /* A read: which rows, where they go, and room for the indexes of those that are away. */
 typedef struct row_read {
+    ps_shard *shard;
     uint32_t table_id, dim;
     const uint64_t *keys;
     size_t n;
@@ -32,25 +33,38 @@ bd_status ps_shard_read_start(ps_shard *s, ps_table *t, const uint64_t *keys, si
     return BD_OK;
 }
 
-bd_status ps_shard_read_finish(ps_shard *s, const ps_tables *ts, const ps_fetch *f,
-                               const uint64_t *keys, const uint32_t *missing, float *out,
-                               bd_err *err)
+void ps_shard_read_put(ps_shard *s, const ps_fetch *f, size_t first, size_t n, const uint64_t *keys,
+                       float *out)
+{
+    const ps_tables *ts = ps_shard_lock_tables(s);
+    if (f->turn == ps_fetch_pool_turn(s->fetch)) {
+        const ps_found found = ps_fetch_found(f, first);
+        ps_table_finish(ps_tables_find(ts, f->table_id), keys, f->picks + first, n, &found, out);
+    }
+    ps_shard_unlock_tables(s);
+}
+
+bd_status ps_shard_read_end(ps_shard *s, const ps_fetch *f, bd_err *err)
 {
     if (f->turn != ps_fetch_pool_turn(s->fetch)) {
         return BD_AGAIN;
     }
     if (f->rc != BD_OK) {
         *err = f->err;
-        return f->rc;
     }
-    const ps_found found = ps_fetch_found(f);
-    ps_table_finish(ps_tables_find(ts, f->table_id), keys, missing, f->n, &found, out);
-    return BD_OK;
+    return f->rc;
+}
+
+static void on_put(ps_fetch *f, size_t first, size_t n)
+{
+    const row_read *r = f->user;
+    ps_shard_read_put(r->shard, f, first, n, r->keys, r->out);
 }
 
 /* One try. BD_AGAIN: the tables were replaced while rows were fetched. */
-static bd_status read_once(ps_shard *s, const row_read *r, bd_err *err)
+static bd_status read_once(row_read *r, bd_err *err)
 {
+    ps_shard *s = r->shard;
     ps_fetch *f = NULL;
     const ps_tables *ts = ps_shard_lock_tables(s);
     ps_table *t = ps_tables_find(ts, r->table_id);
@@ -62,9 +76,11 @@ static bd_status read_once(ps_shard *s, const row_read *r, bd_err *err)
     if (f == NULL) {
         return rc;
     }
-    (void)ps_fetch_wait(s->fetch, f); /* finish looks at what came of it */
-    ts = ps_shard_lock_tables(s);
-    rc = ps_shard_read_finish(s, ts, f, r->keys, r->missing, r->out, err);
+    f->put = on_put;
+    f->user = r;
+    (void)ps_fetch_wait(s->fetch, f); /* the end looks at what came of it */
+    (void)ps_shard_lock_tables(s);
+    rc = ps_shard_read_end(s, f, err);
     ps_shard_unlock_tables(s);
     ps_fetch_free(f);
     return rc;
@@ -78,11 +94,11 @@ bd_status ps_shard_read(ps_shard *s, uint32_t table_id, uint32_t dim, const uint
     if (missing == NULL) {
         return bd_err_set(err, BD_E_NOMEM, "read: no memory for %zu keys", n);
     }
-    row_read r = {.table_id = table_id, .dim = dim, .keys = keys, .n = n};
+    row_read r = {.shard = s, .table_id = table_id, .dim = dim, .keys = keys, .n = n};
     r.out = out;
     r.missing = missing;
     while (rc == BD_AGAIN) {
-        rc = read_once(s, &r, err);
+        rc = read_once(&r, err);
     }
     bd_free(missing);
     return rc;

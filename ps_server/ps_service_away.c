@@ -1,4 +1,5 @@
-/* Lookups with rows on the disk: noted, fetched off the handlers, then the lookup goes on. */
+/* Lookups with rows on the disk: noted, fetched off the handlers and put in place by the threads
+ * that fetch; the one that puts the last ones answers. */
 #include "ps_server/ps_service_int.h"
 
 /* The rows of one table of the lookup that are away. In the call's arena. */
@@ -6,7 +7,6 @@ struct ps_away {
     ps_away *next;
     ps_call *call;
     const uint64_t *keys;
-    uint32_t *missing; /* indexes of keys */
     float *out;
     ps_fetch *fetch; /* owned */
 };
@@ -36,12 +36,19 @@ bd_status ps_away_read(ps_call *c, ps_table *t, const uint64_t *keys, size_t n, 
         ps_fetch_free(f);
         return no_memory(n, err);
     }
-    *a = (ps_away){
-        .next = c->away, .call = c, .keys = keys, .missing = missing, .out = out, .fetch = f};
+    *a = (ps_away){.next = c->away, .call = c, .keys = keys, .out = out, .fetch = f};
     c->away = a;
     return BD_OK;
 }
 
+static void on_put(ps_fetch *f, size_t first, size_t n)
+{
+    const ps_away *a = f->user;
+    ps_shard_read_put(a->call->service->shard, f, first, n, a->keys, a->out);
+}
+
+/* Answered right here: an answering thread would have to be woken first, and this one may have
+ * nothing else to do. */
 static void on_fetched(ps_fetch *f)
 {
     ps_call *c = ((ps_away *)f->user)->call;
@@ -49,10 +56,12 @@ static void on_fetched(ps_fetch *f)
     if (atomic_fetch_sub(&c->n_fetches, 1) != 1) {
         return;
     }
-    ps_service_hand_over(v, c);
+    ps_answer_lookup(c);
     (void)pthread_mutex_lock(&v->lock);
     v->n_away--;
-    (void)pthread_cond_broadcast(&v->changed); /* who stops may wait for the last one */
+    if (v->quit) { /* who stops may wait for the last one */
+        (void)pthread_cond_broadcast(&v->changed);
+    }
     (void)pthread_mutex_unlock(&v->lock);
 }
 
@@ -61,6 +70,7 @@ void ps_away_start(ps_call *c)
     ps_service *v = c->service;
     unsigned n = 0;
     for (ps_away *a = c->away; a != NULL; a = a->next) {
+        a->fetch->put = on_put;
         a->fetch->done = on_fetched;
         a->fetch->user = a;
         n++;
@@ -75,12 +85,11 @@ void ps_away_start(ps_call *c)
     }
 }
 
-bd_status ps_away_finish(ps_call *c, const ps_tables *ts, bd_err *err)
+bd_status ps_away_end(ps_call *c, bd_err *err)
 {
     bd_status rc = BD_OK;
     for (const ps_away *a = c->away; a != NULL && rc == BD_OK; a = a->next) {
-        rc =
-            ps_shard_read_finish(c->service->shard, ts, a->fetch, a->keys, a->missing, a->out, err);
+        rc = ps_shard_read_end(c->service->shard, a->fetch, err);
     }
     return rc == BD_OK || rc == BD_AGAIN ? rc : bd_err_wrap(err, "lookup");
 }

@@ -118,7 +118,7 @@ static bd_status find_rows(ps_call *c, bd_err *err)
     bd_status rc = BD_AGAIN;
     const ps_tables *ts = ps_shard_lock_tables(c->service->shard);
     if (c->away != NULL) {
-        rc = ps_away_finish(c, ts, err);
+        rc = ps_away_end(c, err);
         ps_away_drop(c);
     }
     if (rc == BD_AGAIN) { /* the first time, or the tables were replaced */

@@ -100,10 +100,11 @@ bd_status ps_on_stream(void *service, rpc_stream *s, rpc_stream_events *ev, bd_e
 /* Fills out[n x dim] and notes what is away. Tables lock held. */
 bd_status ps_away_read(ps_call *c, ps_table *t, const uint64_t *keys, size_t n, float *out,
                        bd_err *err);
-/* Fetches what was noted and hands the call to an answering thread when it is there. */
+/* Fetches what was noted, puts it where it belongs, and goes on with ps_answer_lookup on a fetch
+ * thread. */
 void ps_away_start(ps_call *c);
-/* Puts it where it belongs; tables lock held. BD_AGAIN: the tables were replaced meanwhile. */
-bd_status ps_away_finish(ps_call *c, const ps_tables *ts, bd_err *err);
+/* What came of it; tables lock held. BD_AGAIN: the tables were replaced meanwhile. */
+bd_status ps_away_end(ps_call *c, bd_err *err);
 void ps_away_drop(ps_call *c);
 
 /* ---- ps_service_wire.c: rows in fewer bytes ---- */

@@ -90,17 +90,19 @@ ps_journal *ps_shard_journal(ps_shard *s); /* for the coordinator's facts */
  * BD_E_NOT_FOUND: no such table, or one of another dim. */
 bd_status ps_shard_read(ps_shard *s, uint32_t table_id, uint32_t dim, const uint64_t *keys,
                         size_t n, float *out, bd_err *err) BD_MUST_CHECK;
-/* The same in two halves for who does not wait, both under the tables lock.
+/* The same in parts for who does not wait.
  * start: what is in memory; *fetch (the caller's, NULL: nothing is away) gets the rest, by
  * ps_fetch_start in ps_shard_fetch_pool. missing[n] has room for indexes, and may be NULL when
- * the table is not limited.
- * finish: the rest of it, when the fetch is done. BD_AGAIN: the tables were replaced meanwhile,
- * start again. */
+ * the table is not limited. Under the tables lock.
+ * put: keys [first, first + n) of the fetch have been read (ps_fetch.h: put). keys and out as for
+ * start. Takes the tables lock; does nothing when the tables were replaced.
+ * end: the fetch is done: BD_AGAIN when the tables were replaced meanwhile, then start again. Under
+ * the tables lock. */
 bd_status ps_shard_read_start(ps_shard *s, ps_table *t, const uint64_t *keys, size_t n, float *out,
                               uint32_t *missing, ps_fetch **fetch, bd_err *err) BD_MUST_CHECK;
-bd_status ps_shard_read_finish(ps_shard *s, const ps_tables *ts, const ps_fetch *f,
-                               const uint64_t *keys, const uint32_t *missing, float *out,
-                               bd_err *err) BD_MUST_CHECK;
+void ps_shard_read_put(ps_shard *s, const ps_fetch *f, size_t first, size_t n, const uint64_t *keys,
+                       float *out);
+bd_status ps_shard_read_end(ps_shard *s, const ps_fetch *f, bd_err *err) BD_MUST_CHECK;
 ps_fetch_pool *ps_shard_fetch_pool(ps_shard *s);
 
 /* ---- sync protocol ---- */

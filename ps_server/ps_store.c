@@ -473,8 +473,9 @@ static void multi_deinit(multi *m)
     bd_free(m->errors);
 }
 
-static bd_status multi_init(multi *m, const ps_wanted *w, size_t first, size_t n, bd_err *err)
+static bd_status multi_init(multi *m, const ps_wanted *w, bd_err *err)
 {
+    size_t n = w->n;
     *m = (multi){.keys = bd_calloc(n, PS_ENTRY_KEY_BYTES),
                  .key_of = bd_calloc(n, sizeof *m->key_of),
                  .key_bytes = bd_calloc(n, sizeof *m->key_bytes),
@@ -488,7 +489,7 @@ static bd_status multi_init(multi *m, const ps_wanted *w, size_t first, size_t n
     for (size_t i = 0; i < n; i++) {
         char *k = m->keys + i * PS_ENTRY_KEY_BYTES;
         ps_put_be32((uint8_t *)k, w->table_id);
-        ps_put_be64((uint8_t *)k + 4, w->keys[w->order[first + i]]);
+        ps_put_be64((uint8_t *)k + 4, w->keys[i]);
         m->key_of[i] = k;
         m->key_bytes[i] = PS_ENTRY_KEY_BYTES;
     }
@@ -517,22 +518,21 @@ static bd_status take_value(ps_store *s, multi *m, size_t i, uint8_t *to, size_t
     return rc;
 }
 
-bd_status ps_store_get(ps_store *s, const ps_wanted *w, size_t first, size_t n, bd_err *err)
+bd_status ps_store_get(ps_store *s, const ps_wanted *w, bd_err *err)
 {
     multi m;
     bd_err one = BD_ERR_INIT;
-    bd_status rc = multi_init(&m, w, first, n, err);
+    bd_status rc = multi_init(&m, w, err);
     if (rc != BD_OK) {
         return rc;
     }
     unsigned turn = atomic_fetch_add_explicit(&s->n_reads, 1, memory_order_relaxed);
     const rocksdb_readoptions_t *how = turn % CACHED_READS == 0 ? s->point_cached : s->point;
-    rocksdb_batched_multi_get_cf(s->rocks.db, how, s->rocks.all, n, m.key_of, m.key_bytes, m.values,
-                                 m.errors, false);
-    for (size_t i = 0; i < n; i++) {
-        size_t at = w->order[first + i];
+    rocksdb_batched_multi_get_cf(s->rocks.db, how, s->rocks.all, w->n, m.key_of, m.key_bytes,
+                                 m.values, m.errors, false);
+    for (size_t i = 0; i < w->n; i++) {
         bd_status r =
-            take_value(s, &m, i, w->values + at * w->stride, w->stride, &w->bytes[at], &one);
+            take_value(s, &m, i, w->values + i * w->stride, w->stride, &w->bytes[i], &one);
         if (r != BD_OK && rc == BD_OK) {
             rc = r;
             *err = one;

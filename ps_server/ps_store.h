@@ -37,18 +37,16 @@ bd_status ps_store_write(ps_store *s, const ps_entries *items, size_t n, bool la
 /* Rows of one table to read; all borrowed. */
 typedef struct ps_wanted {
     uint32_t table_id;
-    const uint64_t *keys;
-    const uint32_t *order; /* indexes of keys in the order of reading */
-    uint8_t *values;       /* value i goes to values + i * stride */
+    const uint64_t *keys; /* [n] */
+    size_t n;
+    uint8_t *values; /* value i goes to values + i * stride */
     size_t stride;
-    uint32_t *bytes; /* its length; 0: there is none */
+    uint32_t *bytes; /* [n] its length; 0: there is none */
 } ps_wanted;
 
-/* ps_store_get - the values of keys[order[i]], i in [first, first + n). Any order is right;
- * ascending keys read the index of a file once for all that lie in it. BD_E_CORRUPT: a value is
- * longer than the stride. */
-bd_status ps_store_get(ps_store *s, const ps_wanted *w, size_t first, size_t n,
-                       bd_err *err) BD_MUST_CHECK;
+/* ps_store_get - the values of some keys. Any order is right; ascending keys read the index of a
+ * file once for all that lie in it. BD_E_CORRUPT: a value is longer than the stride. */
+bd_status ps_store_get(ps_store *s, const ps_wanted *w, bd_err *err) BD_MUST_CHECK;
 bd_status ps_store_flush(ps_store *s, bd_err *err) BD_MUST_CHECK;
 /* ps_store_hash_file - bd_file_hash64 of a file of the store or of a frozen one (a hard link); of
  * the files that ps_store_write made only the end is read. store: a ps_store. As write. */

@@ -1,7 +1,7 @@
 /* A lookup that reads the disk and is slow about it: what it brings must not take the place of what
  * has become of the row meanwhile. The fetch is held by a fault point between its read and the use
- * of what was read, while the row comes in, changes, goes down and leaves memory again. Every push
- * adds 1 to each weight, so that a weight counts pushes. */
+ * of what was read, while the row comes in, changes or is evicted for good, goes down and leaves
+ * memory again. Every push adds 1 to each weight, so that a weight counts pushes. */
 #include "base/fault.h"
 #include "base/mem.h"
 #include "base/rand.h"
@@ -24,23 +24,35 @@
 #define FILLERS ((size_t)20000) /* rows of a step; with those of one stripe, fewer */
 #define FEW     ((size_t)500)
 #define POINT   "ps.fetch.read"
+#define TTL     "ttl(steps=200, every=8)" /* many more steps than it takes to drive KEY out */
 
 static char dir[64];
 static ps_shard *shard;
 static uint32_t table;
 static uint64_t step, next_filler;
 
-static int start(void **state)
+static int start_with(const char *eviction)
 {
     bd_err err;
-    (void)state;
     tu_dir_new(dir);
     const ps_shard_options opt = {.memory_bytes = PS_BUDGET_MIN_BYTES};
     tu_must(tu_shard_open(dir, &opt, &shard, &err), &err);
-    table = tu_table_rules(shard, "t", PS_DURABILITY_JOURNAL, NULL, NULL);
+    table = tu_table_rules(shard, "t", PS_DURABILITY_JOURNAL, NULL, eviction);
     tu_must(tu_open_job(shard, &(ps_job){1, 1, PS_SYNC, 0, 0}, "", &err), &err);
     step = next_filler = 0;
     return 0;
+}
+
+static int start(void **state)
+{
+    (void)state;
+    return start_with(NULL);
+}
+
+static int start_evicting(void **state)
+{
+    (void)state;
+    return start_with(TTL);
 }
 
 static int stop(void **state)
@@ -146,11 +158,32 @@ static void a_slow_lookup_brings_the_row(void **state)
     assert_true(is_in_memory());
 }
 
+/* The row is evicted for good, and its tombstone leaves memory, before the lookup goes on. */
+static void a_slow_lookup_does_not_undo_an_eviction(void **state)
+{
+    (void)state;
+    float seen = 0;
+    pthread_t slow = slow_lookup(&seen);
+    while (tu_weight(shard, table, KEY) != 0) {
+        push_fillers(true);
+    }
+    drive_out();
+    bd_fault_disarm_all();
+    assert_int_equal(pthread_join(slow, NULL), 0);
+    assert_true(seen == 0 || seen == 1);
+    assert_false(is_in_memory());
+    assert_true(tu_weight(shard, table, KEY) == 0);
+    push_key();
+    assert_true(tu_weight(shard, table, KEY) == 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_slow_lookup_does_not_undo_a_push, start, stop),
         cmocka_unit_test_setup_teardown(a_slow_lookup_brings_the_row, start, stop),
+        cmocka_unit_test_setup_teardown(a_slow_lookup_does_not_undo_an_eviction, start_evicting,
+                                        stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
