@@ -13,6 +13,7 @@ struct ps_health {
     rpc_server *port; /* owned */
     pthread_mutex_t lock;
     bool ready, draining;    /* under lock */
+    char doing[96];          /* under lock; "": nothing was told since it was ready */
     char failed[256];        /* under lock; "": it has not */
     rpc_server *main_server; /* borrowed; under lock */
 };
@@ -83,10 +84,19 @@ void ps_health_follow(ps_health *h, rpc_server *main_server)
     (void)pthread_mutex_unlock(&h->lock);
 }
 
+void ps_health_tell(void *health, const char *line)
+{
+    ps_health *h = health;
+    (void)pthread_mutex_lock(&h->lock);
+    (void)snprintf(h->doing, sizeof h->doing, "%s", line);
+    (void)pthread_mutex_unlock(&h->lock);
+}
+
 void ps_health_set_ready(ps_health *h, bool ready)
 {
     (void)pthread_mutex_lock(&h->lock);
     h->ready = ready;
+    h->doing[0] = '\0';
     publish_locked(h);
     (void)pthread_mutex_unlock(&h->lock);
 }
@@ -134,9 +144,10 @@ bool ps_health_is_serving(void *health, char *reason, size_t n_reason)
     bool serving = ready && !h->draining && !failed;
     if (!serving) {
         (void)snprintf(reason, n_reason, "%s",
-                       ready && failed ? h->failed
-                       : h->draining   ? "draining"
-                                       : "starting or stopping");
+                       ready && failed       ? h->failed
+                       : h->draining         ? "draining"
+                       : h->doing[0] != '\0' ? h->doing
+                                             : "starting or stopping");
     }
     (void)pthread_mutex_unlock(&h->lock);
     return serving;

@@ -23,6 +23,9 @@ bd_status ps_health_new(const char *listen, ps_health **out, bd_err *err) BD_MUS
 int ps_health_port(const ps_health *h);
 /* The server whose own grpc.health.v1 follows readiness; NULL: none any more. */
 void ps_health_follow(ps_health *h, rpc_server *main_server);
+/* What a server that is not ready yet is doing: the reason that ps_health_is_serving gives until
+ * it is ready. Fits ps_progress. */
+void ps_health_tell(void *h, const char *line);
 void ps_health_set_ready(ps_health *h, bool ready);
 void ps_health_set_draining(ps_health *h, bool draining);
 /* Not ready until the end of the process; the first `why` is kept. */

@@ -73,10 +73,11 @@ bd_status ps_journal_each(ps_journal *j, char area, const char *prefix, ps_fact_
 
 /* Every record in order; the record's memory is valid during the call. BD_E_CORRUPT names the first
  * record that is damaged, incomplete or missing; with salvage it and all later ones are dropped.
- * Logs how far it is and how long the rest may take. */
+ * Logs how far it is and how long the rest may take, every 2 s; tells `progress` (NULL: nobody) at
+ * each per cent of the bytes. */
 typedef bd_status (*ps_record_fn)(void *user, const ps_record *rec, bd_err *err);
 bd_status ps_journal_replay(ps_journal *j, bool salvage, ps_record_fn fn, void *user,
-                            bd_err *err) BD_MUST_CHECK;
+                            const ps_progress *progress, bd_err *err) BD_MUST_CHECK;
 
 /* Milliseconds that the rest takes when it goes on as it went so far; 0: nothing is known. */
 int64_t ps_left_ms(size_t done, size_t total, int64_t spent_ns);

@@ -1,6 +1,7 @@
 /* Opening a journal and reading it back: the numbers and facts there are, then, at a start, the
  * records in order, none missing. */
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -8,6 +9,8 @@
 #include "ps_server/ps_journal_int.h"
 
 #include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #define PROGRESS_NS (2 * BD_NS_PER_S)
@@ -238,8 +241,10 @@ typedef struct replay {
     ps_journal *journal;
     ps_record_fn fn;
     void *user;
-    uint64_t n; /* of the record at hand */
+    const ps_progress *progress; /* NULL: nobody asks */
+    uint64_t n;                  /* of the record at hand */
     size_t done_bytes;
+    unsigned told_percent_plus_1; /* 0: nothing was told */
     int64_t start_ns, logged_ns;
 } replay;
 
@@ -255,13 +260,21 @@ static void tell_progress(replay *g)
 {
     int64_t now = bd_mono_ns();
     size_t total = g->journal->bytes;
-    if (now - g->logged_ns <= PROGRESS_NS) {
-        return;
+    unsigned percent = total == 0 ? 100 : (unsigned)(g->done_bytes * 100 / total);
+    int64_t left_ms = ps_left_ms(g->done_bytes, total, now - g->start_ns);
+    if (now - g->logged_ns > PROGRESS_NS) {
+        g->logged_ns = now;
+        BD_LOG(INFO, "replaying the journal", "record", g->n, "last", g->journal->head, "percent",
+               percent, "left_ms", left_ms);
     }
-    g->logged_ns = now;
-    BD_LOG(INFO, "replaying the journal", "record", g->n, "last", g->journal->head, "percent",
-           total == 0 ? 100 : g->done_bytes * 100 / total, "left_ms",
-           ps_left_ms(g->done_bytes, total, now - g->start_ns));
+    if (g->progress != NULL && g->told_percent_plus_1 != percent + 1) {
+        char line[96];
+        g->told_percent_plus_1 = percent + 1;
+        (void)snprintf(line, sizeof line,
+                       "replaying the journal: %u %% of %zu MiB, about %.0f s left", percent,
+                       total >> 20, ceil((double)left_ms / 1e3));
+        g->progress->tell(g->progress->user, line);
+    }
 }
 
 static bd_status emit(void *user, const ps_frame *f, bd_err *err)
@@ -273,6 +286,7 @@ static bd_status emit(void *user, const ps_frame *f, bd_err *err)
     }
     g->n = f->n;
     tell_progress(g);
+    (void)bd_fault_hit("ps.replay.record"); /* `hold`: a start that takes long */
     bd_status rc = ps_record_decode(f->record, f->record_bytes, &rec, err);
     if (rc != BD_OK) {
         return rc;
@@ -295,11 +309,16 @@ static bd_status salvage_end(replay *g, const bd_err *why, bd_err *err)
     return ps_journal_drop_from(g->journal, g->n, err);
 }
 
-bd_status ps_journal_replay(ps_journal *j, bool salvage, ps_record_fn fn, void *user, bd_err *err)
+bd_status ps_journal_replay(ps_journal *j, bool salvage, ps_record_fn fn, void *user,
+                            const ps_progress *progress, bd_err *err)
 {
     bd_err why = BD_ERR_INIT;
-    replay g = {
-        .journal = j, .fn = fn, .user = user, .start_ns = bd_mono_ns(), .logged_ns = bd_mono_ns()};
+    replay g = {.journal = j,
+                .fn = fn,
+                .user = user,
+                .progress = progress,
+                .start_ns = bd_mono_ns(),
+                .logged_ns = bd_mono_ns()};
     bd_status rc = ps_log_each(j->log, emit, &g, &why);
     if (rc == BD_E_CORRUPT && salvage) {
         return salvage_end(&g, &why, err);

@@ -241,7 +241,7 @@ static bd_status fill_store(ps_shard *s, const ps_parts *parts, ps_swap *out, bd
         rc = gather_rows(s, parts, out, &n_rows, err);
     }
     if (rc == BD_OK) {
-        rc = ps_load_rows(out->store, &out->tables, err);
+        rc = ps_load_rows(out->store, &out->tables, NULL, err);
     }
     if (rc == BD_OK && ps_tables_n_rows(&out->tables) != n_rows) {
         rc = bd_err_set(err, BD_E_CORRUPT, "its rows are %" PRIu64 ", its manifest says %" PRIu64,

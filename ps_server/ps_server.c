@@ -272,6 +272,7 @@ static bd_status find_budget(const ps_options *opt, size_t *bytes, bd_err *err)
 
 static bd_status open_parts(ps_server *s, const ps_options *opt, bd_err *err)
 {
+    const ps_progress progress = {.tell = ps_health_tell, .user = s->health};
     ps_shard_options so = {.data_dir = opt->data_dir,
                            .restore_from = opt->restore_from,
                            .index = (uint32_t)opt->index,
@@ -280,12 +281,14 @@ static bd_status open_parts(ps_server *s, const ps_options *opt, bd_err *err)
                            .stage_bytes = (size_t)opt->staged_limit,
                            .bound_wait_ms = opt->bound_wait,
                            .keep_tombstones = (size_t)opt->keep_tombstones,
+                           .progress = &progress,
                            .salvage = opt->salvage};
     ps_service_options vo = {.instance = s->instance, .health = s->health};
     bd_status rc = find_budget(opt, &so.memory_bytes, err);
     if (rc == BD_OK) {
         rc = ps_shard_open(&so, &s->shard, err);
     }
+    ps_health_tell(s->health, "its rows are there; the cluster does not know it yet");
     if (rc == BD_OK && opt->index == 0 && !has_store(opt)) {
         rc = ps_coord_new(ps_shard_journal(s->shard), so.n_servers, &s->coord, err);
     }
@@ -360,7 +363,6 @@ static bd_status serve(ps_server *s, const ps_options *opt, bd_err *err)
         const ps_metrics_limits limits = {opt->data_dir, opt->journal_cap,
                                           (int64_t)ps_shard_stage_bytes(s->shard)};
         ps_metrics_register(&limits);
-        rc = bd_http_start(opt->metrics_listen, ps_health_is_serving, s->health, &s->http, err);
     }
     return rc;
 }
@@ -402,6 +404,9 @@ bd_status ps_server_start(const ps_options *opt, ps_server **out, bd_err *err)
     }
     if (rc == BD_OK) { /* before the rows are loaded, which may take long */
         rc = ps_health_new(opt->health_listen, &s->health, err);
+    }
+    if (rc == BD_OK && opt->metrics_listen[0] != '\0') {
+        rc = bd_http_start(opt->metrics_listen, ps_health_is_serving, s->health, &s->http, err);
     }
     if (rc == BD_OK) {
         rc = open_parts(s, opt, err);

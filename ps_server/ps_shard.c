@@ -21,6 +21,7 @@
 #define DEFAULT_JOURNAL_CAP   (512ull << 20)
 #define DEFAULT_STAGE         (1ull << 30)
 #define LOG_EVERY_NS          (2 * BD_NS_PER_S)
+#define TELL_EVERY_ROWS       65536
 #define DEFAULT_BOUND_WAIT_MS 90000 /* less than the clients' ps_wait, so that they hear who */
 
 /* ---- queues ---- */
@@ -226,9 +227,19 @@ static bd_status load_facts(ps_shard *s, ps_job *job, bd_err *err)
 
 typedef struct loader {
     const ps_tables *tables;
+    const ps_progress *progress; /* NULL: nobody asks */
     uint64_t n;
     int64_t logged_ns;
 } loader;
+
+static void tell_loaded(const loader *l)
+{
+    char line[64];
+    if (l->progress != NULL) {
+        (void)snprintf(line, sizeof line, "loading rows: %" PRIu64 " so far", l->n);
+        l->progress->tell(l->progress->user, line);
+    }
+}
 
 static bd_status load_row(void *user, const uint8_t *key, size_t key_bytes, const uint8_t *value,
                           size_t value_bytes, bd_err *err)
@@ -243,6 +254,9 @@ static bd_status load_row(void *user, const uint8_t *key, size_t key_bytes, cons
                           ps_get_be32(key));
     }
     l->n++;
+    if (l->n % TELL_EVERY_ROWS == 0) {
+        tell_loaded(l);
+    }
     if (l->n % 4096 == 0 && bd_mono_ns() - l->logged_ns > LOG_EVERY_NS) {
         l->logged_ns = bd_mono_ns();
         BD_LOG(INFO, "loading rows", "rows", l->n);
@@ -250,9 +264,11 @@ static bd_status load_row(void *user, const uint8_t *key, size_t key_bytes, cons
     return ps_table_load(t, key, key_bytes, value, value_bytes, err);
 }
 
-bd_status ps_load_rows(ps_store *store, const ps_tables *ts, bd_err *err)
+bd_status ps_load_rows(ps_store *store, const ps_tables *ts, const ps_progress *progress,
+                       bd_err *err)
 {
-    loader l = {.tables = ts, .logged_ns = bd_mono_ns()};
+    loader l = {.tables = ts, .progress = progress, .logged_ns = bd_mono_ns()};
+    tell_loaded(&l);
     return ps_store_each(store, load_row, &l, err);
 }
 
@@ -276,8 +292,9 @@ static bd_status replay_record(void *user, const ps_record *rec, bd_err *err)
     return BD_OK;
 }
 
-static bd_status recover(ps_shard *s, bool salvage, bd_err *err)
+static bd_status recover(ps_shard *s, const ps_shard_options *opt, bd_err *err)
 {
+    bool salvage = opt->salvage;
     bool resized = atomic_load(&s->resized);
     s->rows_no += resized ? 1 : 0; /* an empty one; the fact still names the old rows */
     char *path = bd_strfmt("%s/rows-%" PRIu64, s->dir, s->rows_no);
@@ -289,7 +306,7 @@ static bd_status recover(ps_shard *s, bool salvage, bd_err *err)
     }
     if (rc == BD_OK) {
         ps_fetch_pool_set_store(s->fetch, s->store);
-        rc = ps_load_rows(s->store, &s->tables, err);
+        rc = ps_load_rows(s->store, &s->tables, opt->progress, err);
     }
     if (rc == BD_E_CORRUPT) {
         rc = salvage ? ps_safety_drop_rows(s, err)
@@ -300,7 +317,7 @@ static bd_status recover(ps_shard *s, bool salvage, bd_err *err)
         rc = ps_safety_note_rows(s, err);
     }
     if (rc == BD_OK && !resized) {
-        rc = ps_journal_replay(s->journal, salvage, replay_record, s, err);
+        rc = ps_journal_replay(s->journal, salvage, replay_record, s, opt->progress, err);
     }
     if (rc == BD_OK && !resized) {
         ps_seqno next = ps_journal_next(s->journal);
@@ -385,7 +402,7 @@ bd_status ps_shard_open(const ps_shard_options *opt, ps_shard **out, bd_err *err
     }
     if (rc == BD_OK) {
         ps_ckpt_clean(s);
-        rc = recover(s, opt->salvage, err);
+        rc = recover(s, opt, err);
     }
     if (rc == BD_OK) {
         s->core = ps_step_new(&job, s->stage_bytes, bd_mono_ns() / BD_NS_PER_MS);

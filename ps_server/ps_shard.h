@@ -55,8 +55,9 @@ typedef struct ps_shard_options {
     size_t keep_tombstones; /* checkpoints that must hold one before it may go, 1 to 64; 0: 2 */
     bool salvage; /* keep what is whole of a damaged journal and damaged rows; the job is E_LOST
                      then */
-    size_t memory_bytes;  /* budget of the whole process (ps_budget.h); 0: none */
-    const bd_clock *wall; /* what time rows get; borrowed, NULL: this machine's wall clock */
+    size_t memory_bytes;         /* budget of the whole process (ps_budget.h); 0: none */
+    const ps_progress *progress; /* of ps_shard_open; borrowed for its time; NULL: the log alone */
+    const bd_clock *wall;        /* what time rows get; borrowed, NULL: this machine's wall clock */
 } ps_shard_options;
 
 /* Opens the folder, loads the rows, replays the journal. BD_E_EXISTS: another server has the folder

@@ -195,7 +195,8 @@ bd_status ps_ckpt_delete(ps_shard *s, const char *name, bd_err *err);
 /* BD_OK and *same when a checkpoint of this name, job epoch and step is there already. */
 bd_status ps_ckpt_same(ps_shard *s, const char *name, uint64_t epoch, uint64_t step, ps_op *op,
                        bool *same, bd_err *err);
-bd_status ps_load_rows(ps_store *store, const ps_tables *ts, bd_err *err);
+bd_status ps_load_rows(ps_store *store, const ps_tables *ts, const ps_progress *progress,
+                       bd_err *err);
 /* Removes folders a crash may have left. */
 void ps_ckpt_clean(ps_shard *s);
 

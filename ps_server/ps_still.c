@@ -210,7 +210,7 @@ static bd_status apply(void *user, const ps_record *rec, bd_err *err)
 /* As a start does it, but with the rows that records name alone in memory. */
 static bd_status replay(ps_still *s, bd_err *err)
 {
-    bd_status rc = ps_journal_replay(s->journal, false, note_keys, s, err);
+    bd_status rc = ps_journal_replay(s->journal, false, note_keys, s, NULL, err);
     if (rc == BD_OK && s->n_changed > 1) {
         qsort(s->changed, s->n_changed, sizeof *s->changed, by_place);
     }
@@ -220,7 +220,7 @@ static bd_status replay(ps_still *s, bd_err *err)
         }
     }
     s->n_changed = 0;
-    return rc == BD_OK ? ps_journal_replay(s->journal, false, apply, s, err) : rc;
+    return rc == BD_OK ? ps_journal_replay(s->journal, false, apply, s, NULL, err) : rc;
 }
 
 /* Rows that records changed, in order. */

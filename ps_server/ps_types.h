@@ -21,6 +21,13 @@
 #define PS_MAX_PARTS        65536u
 #define PS_MAX_REQUEST_KEYS (1u << 20)
 
+/* Who is told how far a long start is: one line, as a person reads it, without an end of line. Called
+ * on the thread that starts, often; must not block. */
+typedef struct ps_progress {
+    void (*tell)(void *user, const char *line);
+    void *user;
+} ps_progress;
+
 /* key -> slot: the top 12 bits of mix64(key). Public: clients partition by it. mixed =
  * bd_mix64(key). */
 static inline uint32_t ps_slot_of_mixed(uint64_t mixed)

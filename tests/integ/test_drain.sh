@@ -80,18 +80,47 @@ check "a server that waits can be stopped" until_true 10 is_gone $lone
 
 # A server whose journal failed answers, but is not ready: an upgrade must not go on to the next one.
 page() { curl -sf "http://${addr[lone_page]}/healthz" >/dev/null; }
+trains() { # FOLDER, options
+  local folder=$1
+  shift
+  timeout 60 "$bin/braid-worker" "$repo/tests/integ/small.yaml" --set workers=1 --set servers=1 --set data.generate.rows=0 \
+    --set data.generate.test_rows=0 --set data.train="$work/c.tsv.gz" --set ps.wait=1s --run-dir "$work/$folder" \
+    --coordinator "${addr[lone]}" "$@" >/dev/null 2>&1
+}
 BRAID_FAULTS=ps.journal.sync=fail:2 "$bin/braid-ps" --data-dir "$work/failed" --listen "${addr[lone]}" \
   --metrics-listen "${addr[lone_page]}" 2>"$work/failed.log" &
 started+=($!)
 check "it starts" until_true 30 page
 braid ps health --coordinator "${addr[lone]}"
 check "it is ready" exits 0
-timeout 60 "$bin/braid-worker" "$repo/tests/integ/small.yaml" --set workers=1 --set servers=1 --set data.generate.rows=0 \
-  --set data.generate.test_rows=0 --set data.train="$work/c.tsv.gz" --set ps.wait=1s --run-dir "$work/failed-run" \
-  --coordinator "${addr[lone]}" >/dev/null 2>&1 || true
+trains failed-run || true
 no_page() { ! page; }
 check "its journal fails" until_true 30 no_page
 braid ps health --coordinator "${addr[lone]}"
 check "braid ps health sees that" exits 4
 check "and says why" out_says 'not ready .*failed: '
+
+# A start that takes long: the page is there before the rows are, and says how far the replay is.
+kill_lone() {
+  kill -KILL "${started[-1]}"
+  wait "${started[-1]}" 2>/dev/null || true
+}
+start_lone() {
+  "$bin/braid-ps" --data-dir "$work/slow" --listen "${addr[lone]}" --metrics-listen "${addr[lone_page]}" 2>"$err" &
+  started+=($!)
+}
+records() { curl -s "http://${addr[lone_page]}/metrics" | awk '$1 == "braid_ps_journal_records" && $2 >= 2 { n = 1 } END { exit !n }'; }
+kill_lone
+start_lone
+check "a server starts" until_true 30 page
+trains slow-run --set train.epochs=1000 &
+trainer=$!
+check "it has records to replay" until_true 30 records
+kill_lone
+wait $trainer 2>/dev/null || true
+BRAID_FAULTS=ps.replay.record=hold:1 start_lone
+why() { curl -s "http://${addr[lone_page]}/healthz"; }
+replays() { why | grep -Eq '^replaying the journal: [0-9]+ % of [0-9]+ MiB, about [0-9]+ s left'; }
+check "/healthz says how far a replay is" until_true 30 replays
+check "and is not 200 meanwhile" no_page
 finish

@@ -83,6 +83,15 @@ static void readiness_is_ready_and_not_draining(void **state)
     (void)state;
     assert_int_equal(ps_health_new("127.0.0.1:0", &h, &err), BD_OK);
     int port = ps_health_port(h);
+    assert_false(ps_health_is_serving(h, why, sizeof why));
+    assert_string_equal(why, "starting or stopping");
+    ps_health_tell(h, "loading rows: 7 so far");
+    assert_false(ps_health_is_serving(h, why, sizeof why));
+    assert_string_equal(why, "loading rows: 7 so far"); /* until it has been ready */
+    ps_health_set_ready(h, true);
+    ps_health_set_ready(h, false);
+    assert_false(ps_health_is_serving(h, why, sizeof why));
+    assert_string_equal(why, "starting or stopping");
     for (int ready = 0; ready <= 1; ready++) {
         for (int draining = 0; draining <= 1; draining++) {
             int want = ready == 1 && draining == 0 ? SERVING : NOT_SERVING;

@@ -108,6 +108,19 @@ static bd_status see(void *user, const ps_record *rec, bd_err *err)
     return BD_OK;
 }
 
+/* The lines of a replay's progress. */
+typedef struct told {
+    size_t n;
+    char first[96], last[96];
+} told;
+
+static void hear(void *user, const char *line)
+{
+    told *t = user;
+    (void)snprintf(t->n == 0 ? t->first : t->last, sizeof t->last, "%s", line);
+    t->n++;
+}
+
 static ps_journal *open_journal(void)
 {
     char path[96];
@@ -154,12 +167,16 @@ static void journal_keeps_and_cuts(void **state)
     assert_int_equal(ps_journal_next(j).n, 11);
     assert_int_equal(ps_journal_bytes(j), bytes);
     seen s = {0};
-    assert_int_equal(ps_journal_replay(j, false, see, &s, &err), BD_OK);
+    told t = {0};
+    assert_int_equal(ps_journal_replay(j, false, see, &s, &(ps_progress){hear, &t}, &err), BD_OK);
+    assert_int_equal(t.n, 2); /* a line a per cent: the small records are none */
+    assert_string_equal(t.first, "replaying the journal: 0 % of 7 MiB, about 0 s left");
+    assert_non_null(strstr(t.last, "99 % of 7 MiB"));
     assert_true(s.n == 10 && s.first == 1 && s.last == 10 && s.keys == 400090);
     assert_int_equal(ps_journal_cut(j, 6, &err), BD_OK);
     assert_int_equal(ps_journal_records(j), 5);
     s = (seen){0};
-    assert_int_equal(ps_journal_replay(j, false, see, &s, &err), BD_OK);
+    assert_int_equal(ps_journal_replay(j, false, see, &s, NULL, &err), BD_OK);
     assert_true(s.n == 5 && s.first == 6);
     assert_int_equal(ps_journal_cut(j, UINT64_MAX, &err), BD_OK);
     assert_int_equal(ps_journal_bytes(j), 0);
@@ -212,7 +229,7 @@ static bd_status open_and_replay(bool salvage, seen *s, bd_err *err)
     (void)snprintf(path, sizeof path, "%s/j", dir);
     bd_status rc = ps_journal_open(path, salvage, &j, err);
     if (rc == BD_OK) {
-        rc = ps_journal_replay(j, salvage, see, s, err);
+        rc = ps_journal_replay(j, salvage, see, s, NULL, err);
         ps_journal_close(j);
     }
     return rc;
