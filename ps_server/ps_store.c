@@ -12,9 +12,11 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define BATCH_BYTES    (1u << 20)
+#define BUILDER_NICE   10
 #define MIN_FILE_ROWS  16384u /* fewer are written as batches */
 #define FILE_BYTES     (256u << 20)
 #define MAX_FILES      64u /* that one write makes */
@@ -333,16 +335,26 @@ static bd_status name_files(build *b, bd_err *err)
     return BD_OK;
 }
 
-/* This thread is one of the builders; with none to help it builds all files. */
+/* Builders leave the cores to who trains. (A priority is a thread's own, and only root may raise it
+ * again: hence not the caller's.) */
+static void *build_files_aside(void *user)
+{
+    (void)setpriority(PRIO_PROCESS, 0, BUILDER_NICE);
+    return build_files(user);
+}
+
+/* With no thread to be had the caller builds all files. */
 static void run_builders(build *b)
 {
     pthread_t helpers[PS_STORE_MAX_BUILDERS];
     size_t n = 0;
-    while (n + 1 < b->store->n_builders && n + 1 < b->n_files &&
-           pthread_create(&helpers[n], NULL, build_files, b) == 0) {
+    while (n < b->store->n_builders && n < b->n_files &&
+           pthread_create(&helpers[n], NULL, build_files_aside, b) == 0) {
         n++;
     }
-    (void)build_files(b);
+    if (n == 0) {
+        (void)build_files(b);
+    }
     for (size_t i = 0; i < n; i++) {
         (void)pthread_join(helpers[i], NULL);
     }
