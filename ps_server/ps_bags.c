@@ -4,7 +4,8 @@
 
 #include <string.h>
 
-#define LONGEST_RUN 64u /* keys of a slot that are compared one by one */
+#define LONGEST_RUN  64u   /* keys of a slot that are compared one by one */
+#define MOST_ENTRIES 1024u /* of a slot, that may move one by one */
 
 bd_status ps_bags_check(const ps_bags *b, size_t n_keys, bd_err *err)
 {
@@ -52,27 +53,35 @@ static void move_entries(const ps_bag_keys *k, size_t to, size_t from, size_t en
     }
 }
 
-/* A slot's keys, of which those up to here are distinct. */
+/* The keys of a slot that were seen so far. */
 typedef struct slot_run {
-    size_t first_key, first_entry;
-    uint64_t bits[4]; /* of the keys' hashes */
+    size_t first, first_key, first_entry; /* the first one: as it came, and where it stays */
+    uint64_t bits[4];                     /* of the keys' hashes */
 } slot_run;
 
-/* The key [n of the run] has come before: its entries join those. */
-static bool join(const ps_bag_keys *k, const slot_run *run, size_t n_keys, uint64_t key,
-                 size_t entry, size_t end)
+/* Which of the run's distinct keys it is, from the run's first; n_keys: none. */
+static size_t place_in_run(const ps_bag_keys *k, const slot_run *run, size_t n_keys, uint64_t key)
 {
-    size_t i = run->first_key, to = run->first_entry;
-    for (; i < n_keys && k->keys[i] != key; i++) {
-        to = end_of_key(k, to);
+    size_t i = run->first_key;
+    while (i < n_keys && k->keys[i] != key) {
+        i++;
     }
-    if (i < n_keys) {
-        move_entries(k, end_of_key(k, to), entry, end);
-    }
-    return i < n_keys;
+    return i;
 }
 
-/* Merges as far as keys stand slot by slot; true: that is all of them. Else the rest has moved up. */
+/* Entries [from, end) join those of key `at`. */
+static void join(const ps_bag_keys *k, const slot_run *run, size_t at, size_t from, size_t end)
+{
+    size_t to = run->first_entry;
+    for (size_t i = run->first_key; i <= at; i++) {
+        to = end_of_key(k, to);
+    }
+    move_entries(k, to, from, end);
+}
+
+/* Merges as far as keys stand slot by slot, few in each, and joining moves few entries, so that no
+ * request costs more than a fixed number of steps an entry; true: that is all of them. Else the rest
+ * has moved up. */
 static bool merge_runs(ps_bag_keys *k)
 {
     uint64_t seen[PS_N_SLOTS / 64] = {0};
@@ -89,13 +98,19 @@ static bool merge_runs(ps_bag_keys *k)
             }
             slot = of_key;
             seen[slot / 64] |= 1ull << slot % 64;
-            run = (slot_run){.first_key = n, .first_entry = entry};
+            run = (slot_run){.first = i, .first_key = n, .first_entry = entry};
         }
-        if (n - run.first_key >= LONGEST_RUN) {
+        if (i - run.first >= LONGEST_RUN) {
             break;
         }
         size_t end = end_of_key(k, entry);
-        if ((*bits & bit) == 0 || !join(k, &run, n, key, entry, end)) {
+        size_t at = (*bits & bit) == 0 ? n : place_in_run(k, &run, n, key);
+        if (at < n) {
+            if (end - run.first_entry > MOST_ENTRIES) {
+                break;
+            }
+            join(k, &run, at, entry, end);
+        } else {
             k->keys[n] = key;
             if (k->rows != NULL) {
                 k->rows[n] = k->rows[i];

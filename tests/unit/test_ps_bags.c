@@ -159,6 +159,43 @@ static void keys_that_come_again_are_merged(void **state)
     }
 }
 
+/* Requests that no client sends cost no more than others of their size: one key again and again, and
+ * long lists that have to change places. (With steps that grow as the square this case does not
+ * end in the test's time.) */
+static void merging_takes_steps_in_proportion(void **state)
+{
+    (void)state;
+    enum { MANY = 1 << 20, LONG = MANY / 2 };
+    uint64_t *keys = bd_calloc(MANY, sizeof *keys);
+    uint32_t *entries = bd_alloc(MANY * sizeof *entries);
+    for (uint32_t i = 0; i < MANY; i++) {
+        entries[i] = i % N_BAGS;
+    }
+    ps_bag_keys k = {.keys = keys, .n_keys = MANY, .entries = entries, .n_entries = MANY};
+    assert_int_equal(ps_bags_merge(&k), BD_OK);
+    assert_int_equal(k.n_keys, 1);
+    for (uint32_t i = 0; i < MANY; i++) {
+        assert_int_equal(entries[i], i % N_BAGS | (i > 0 ? SAME : 0));
+    }
+    /* a: one entry, b: many, a: many */
+    uint64_t a = key_in(ONE_SLOT, 0), b = key_in(ONE_SLOT, 1);
+    keys[0] = keys[2] = a;
+    keys[1] = b;
+    for (uint32_t i = 0; i < MANY; i++) {
+        uint32_t of_key = i == 0 ? 0 : i <= LONG ? i - 1 : i - LONG - 1;
+        entries[i] = (i == 0 || i > LONG ? 1u : 2u) | (of_key > 0 ? SAME : 0);
+    }
+    k = (ps_bag_keys){.keys = keys, .n_keys = 3, .entries = entries, .n_entries = MANY};
+    assert_int_equal(ps_bags_merge(&k), BD_OK);
+    assert_true(k.n_keys == 2 && keys[0] == a && keys[1] == b);
+    for (uint32_t i = 0; i < MANY; i++) {
+        uint32_t of_a = MANY - LONG; /* the first, and those behind b's */
+        assert_int_equal(entries[i], (i < of_a ? 1u : 2u) | (i == 0 || i == of_a ? 0 : SAME));
+    }
+    bd_free(keys);
+    bd_free(entries);
+}
+
 static void merging_survives_every_allocation_failure(void **state)
 {
     (void)state;
@@ -540,6 +577,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_lists_are_refused),
         cmocka_unit_test(keys_that_come_again_are_merged),
+        cmocka_unit_test(merging_takes_steps_in_proportion),
         cmocka_unit_test(merging_survives_every_allocation_failure),
         cmocka_unit_test(sums_are_those_of_the_entries),
         cmocka_unit_test(records_with_bags_replay),
