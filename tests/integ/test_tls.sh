@@ -3,6 +3,7 @@
 # are written, a training job through them, who is refused and how, and no token in any log.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
+. "$repo/tests/deploy/tools.sh"
 need braid braid-ps braid-worker
 : >"$out" && : >"$err"
 command -v openssl >/dev/null || skip "openssl is not installed"
@@ -27,6 +28,23 @@ ask() { code=0; (PATH=$bin:$PATH && eval "command $*") >"$out" 2>"$err" || code=
 says() { cat "$out" "$err" | grep -- "$1" >/dev/null; }
 ask bash client.sh
 check "the document's client is answered" exits 0
+
+
+# grpcurl, where there is one (tests/unit/test_rpc_reflection.c asks what it asks): the document's commands.
+if grpcurl=$(tool grpcurl) && [ -n "$grpcurl" ]; then
+  block tls-grpcurl | sed "s,localhost:7700,$address," >grpcurl.sh
+  ask env PATH="$(dirname "$grpcurl"):\$PATH" bash -e grpcurl.sh
+  check "grpcurl lists, describes and calls" exits 0
+  for text in grpc.reflection.v1alpha.ServerReflection 'repeated .braid.v1.TableKeys' '"status": "SERVING"'; do
+    check "grpcurl says $text" out_says "$text"
+  done
+  sed -i 's/^bearer=.*/bearer="authorization: Bearer not-in-the-list-of-tokens"/' grpcurl.sh
+  ask env PATH="$(dirname "$grpcurl"):\$PATH" bash -e grpcurl.sh
+  check "a wrong token: refused" exits 1
+  check "and told why" says "not in this server's list"
+else
+  echo "NOTICE: grpcurl is not installed: its commands in docs/OPERATIONS.md are not run"
+fi
 
 status="braid ps status --coordinator $address --timeout 2s --tls-ca certs/ca.crt"
 mine="--tls-cert certs/client.crt --tls-key certs/client.key"
