@@ -5,7 +5,7 @@
  * Ownership: a wk_job owns every string in it (the options' arena) until wk_job_deinit.
  * Sources:   default < job file < environment (BRAID_<KEY>) < flags (base/option.h). A wrong key is
  *            BD_E_USAGE with the nearest right one.
- * Read next: wk_job.c (the table), data/wk_data.h (what data.* means), wk_train.h (train.*).
+ * Read next: wk_job_table.c (the table), data/wk_data.h (what data.* means), wk_train.h (train.*).
  */
 #ifndef WK_JOB_H
 #define WK_JOB_H
