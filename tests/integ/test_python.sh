@@ -13,6 +13,10 @@ for n in 1 3; do
   BRAID_TEST_COORDINATOR=$coordinator run_python "$repo/clients/python/tests/test_numpy.py"
   check "the numpy client, $n servers" exits 0
   check "tests have run" err_says 'Ran (1[4-9]|2[0-9]) tests'
+  run_python "$repo/examples/python/trainer.py" "$coordinator"
+  check "the example ends well, $n servers" exits 0
+  first=$(sed -n 's/^step 1 loss //p' "$out") last=$(sed -n 's/^step 400 loss //p' "$out")
+  check "the example learns: $first to $last" at_most "$(awk -v l="$last" -v f="$first" 'BEGIN { print l / f }')" 0.3
   for ((i = 0; i < n; i++)); do
     check "server $i stops in good order" server_stop "$i"
   done

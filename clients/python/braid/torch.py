@@ -47,7 +47,7 @@ def connect(coordinator: str, **options: Any) -> Client:
             "name": f"torch-{torch.distributed.get_rank()}",
             **options,
         }
-    client = Client(coordinator, **{"reduce": "mean", **options})
+    client = Client(coordinator, **dict({"reduce": "mean"}, **options))
     if distributed and client.world > 1:
         epoch: List[Any] = [None]
         if client.rank == 0:
@@ -55,7 +55,8 @@ def connect(coordinator: str, **options: Any) -> Client:
                 epoch = [client.open_job()]
             except Exception as e:  # the others wait for the broadcast: they get the reason
                 epoch = [e]
-        torch.distributed.broadcast_object_list(epoch, src=0)
+        broadcast: Callable[..., Any] = torch.distributed.broadcast_object_list  # untyped before 2.0
+        broadcast(epoch, src=0)
         if isinstance(epoch[0], Exception):
             raise epoch[0]
         if client.rank != 0:
@@ -109,19 +110,21 @@ def context(client: Client) -> StepContext:
     return StepContext(client)
 
 
+_once: Callable[[Any], Any] = torch.autograd.function.once_differentiable  # untyped before 2.0
+
+
 class _Pooled(torch.autograd.Function):
-    """Rows come from the servers in forward; backward leaves their gradients in the context."""
+    """Rows come from the servers in forward; backward leaves their gradients in the context.
+    Arguments: a tensor that wants a gradient, the StepContext, the Batch, the device of the outputs."""
 
     @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, step: Optional[StepContext], batch: Batch, device: torch.device
-    ) -> Tuple[Tensor, ...]:
+    def forward(ctx: Any, *args: Any, **kwargs: Any) -> Tuple[Tensor, ...]:
+        _, ctx.step, ctx.batch, device = args
         ctx.set_materialize_grads(False)  # an output that the loss does not use has none
-        ctx.step, ctx.batch = step, batch
-        return tuple(torch.from_numpy(a).to(device) for a in batch.forward())
+        return tuple(torch.from_numpy(a).to(device) for a in ctx.batch.forward())
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @_once
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[None, ...]:
         arrays = [
             None if g is None else g.detach().to("cpu", torch.float32).contiguous().numpy()
