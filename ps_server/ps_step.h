@@ -1,9 +1,9 @@
 /* ps_server/ps_step.h - the commit protocol of sync training: events in, effects out.
  *
- * Layer:     ps_server (pure core: no clock, no I/O, no threads; tests drive it with virtual
- * events). Threads:   one caller at a time (the shard's core lock). Ownership: waiters belong to
- * their requests; while parked the core holds the link. Parts are moved in by push and out by the
- * batch of an effect.
+ * Layer:     ps_server (pure core: no clock, no I/O, no threads; tests drive it with virtual events).
+ * Threads:   one caller at a time (the shard's core lock).
+ * Ownership: waiters belong to their requests; while parked the core holds the link. Parts are moved
+ *            in by push and out by the batch of an effect.
  *
  * Protocol, for a job (epoch, world):
  *   - A push is staged under (step, rank, part). The same part again is a duplicate. Steps up to
@@ -11,10 +11,9 @@
  *     reserve of its own, so that staging cannot deadlock.
  *   - COMMIT(t) decides t; the first message sets lr_scale, the others must agree. Lookup with
  *     after_step = t also says that t was decided COMMIT, but carries no lr_scale: t is applied
- * when a COMMIT message is there and all parts of all ranks are.
+ *     when a COMMIT message is there and all parts of all ranks are.
  *   - COMMIT from a rank whose own parts are missing here (this server was restarted) is answered
- *     E_NEED_PARTS: it sends them again and then COMMIT again. Parts of other ranks missing:
- * parked.
+ *     E_NEED_PARTS: it sends them again and then COMMIT again. Parts of other ranks missing: parked.
  *   - ABORT(t) closes t without changing rows: the trainer goes on with t + 1. COMMIT after ABORT
  *     and ABORT after COMMIT are E_STATE.
  *   - Steps close strictly in order, one at a time: effect -> journal -> apply -> ps_step_closed.
