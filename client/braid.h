@@ -16,18 +16,22 @@
  *            braid_step returns once it is journaled; world 1 needs no set-up, its first step opens
  *            the job. sync: the steps of all `world` ranks are summed in rank order and applied
  *            once, when the last rank's has come; rank 0 calls braid_job_open and hands the epoch
- *            to the others (by MPI, torch.distributed, a file), who call braid_job_join. bounded:
- * as async, but the rows of step t are those after every rank's step t - 1 - staleness at least: a
- * rank that runs ahead waits in its forward. Set-up as in sync. Threads:   every function from any
- * thread. Network calls on one client take turns, except that braid_batch_new and the waiting half
- * of braid_forward run beside them. A batch or context is used by one thread at a time, except
- * braid_backward on different batches. Connect after fork, not before. Ownership: what you pass in
- * is copied or used during the call only. Objects you get are freed by their own function; a client
- * must outlive its batches, contexts and exports, not its references. Errors:    functions return
- * BRAID_OK (0) or a negative BRAID_E_ code, and fill *err (may be NULL) with one line naming the
- * culprit. Outputs are then untouched. A server that restarts is waited for up to ps_wait_ms;
- * nothing is applied twice. Versions:  structs that start with `size` may grow: set it with the
- * _INIT macro. Within one BRAID_ABI_VERSION nothing else changes.
+ *            to the others (by MPI, torch.distributed, a file), who call braid_job_join.
+ *            bounded: as async, but the rows of step t are those after every rank's step
+ *            t - 1 - staleness at least: a rank that runs ahead waits in its forward. Set-up as in
+ *            sync.
+ * Threads:   every function from any thread. Network calls on one client take turns, except that
+ *            braid_batch_new and the waiting half of braid_forward run beside them. A batch or
+ *            context is used by one thread at a time, except braid_backward on different batches.
+ *            Connect after fork, not before.
+ * Ownership: what you pass in is copied or used during the call only. Objects you get are freed by
+ *            their own function; a client must outlive its batches, contexts and exports, not its
+ *            references.
+ * Errors:    functions return BRAID_OK (0) or a negative BRAID_E_ code, and fill *err (may be NULL)
+ *            with one line naming the culprit. Outputs are then untouched. A server that restarts
+ *            is waited for up to ps_wait_ms; nothing is applied twice.
+ * Versions:  structs that start with `size` may grow: set it with the _INIT macro. Within one
+ *            BRAID_ABI_VERSION nothing else changes.
  */
 #ifndef BRAID_H
 #define BRAID_H
@@ -72,7 +76,8 @@ enum {
     BRAID_E_DATA = -13,           /* input data */
     BRAID_E_CORRUPT = -14,        /* bytes are not what they should be */
     BRAID_E_NUMERIC = -15,        /* a gradient is not finite */
-    BRAID_E_MOVED = -16,          /* slots changed their server inside a step: repeat the step */
+    BRAID_E_MOVED = -16,          /* slots changed their server inside a step. Not while a cluster
+                                     runs. sync: make the step anew; else: restore */
     BRAID_E_NEED_PARTS = -17,     /* handled inside */
     BRAID_E_FENCED = -18,         /* a newer job has been opened */
     BRAID_E_CLIENT_EXPIRED = -19, /* the server has dropped this client */

@@ -1,83 +1,17 @@
-#include "tests/util/fake_ps.h"
-
 #include "base/assert.h"
 #include "base/mem.h"
 #include "base/rand.h"
 
 #include "proto/px.h"
 #include "proto/px_pack.h"
-#include "rpc/rpc_store.h"
 
+#include "tests/util/fake_ps_int.h"
 #include "tests/util/tu_host.h"
 
 #include <braid/v1/parameter_server.pb-c.h>
-#include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-enum { MAX_SERVERS = 4, MAX_RANKS = 4, MAX_TABLES = 8, MAX_DIM = 64, N_SLOTS = 4096 };
-#define LEARNING_RATE 0.5f
-
-typedef struct row {
-    struct row *next;
-    uint32_t table_id;
-    uint64_t key;
-    float w[MAX_DIM];
-} row;
-
-/* One staged part, gradients copied. */
-typedef struct part {
-    struct part *next;
-    uint32_t rank, idx, n_parts;
-    size_t n_rows;
-    row *grads; /* owned array */
-} part;
-
-typedef struct applied {
-    struct applied *next;
-    uint64_t client_id, sequence;
-} applied;
-
-typedef struct table {
-    uint32_t id, dim;
-    char name[64];
-} table;
-
-typedef struct server {
-    fake_ps *f;
-    size_t idx;
-    char address[64];
-    rpc_server *rpc; /* NULL: killed */
-    row *rows;
-    part *staged;
-    uint64_t staged_step, committed, epoch;
-    uint32_t world;
-    int consistency;
-    applied *applied;
-    int n_fail, n_ignore;
-    bd_status fail_rc;
-} server;
-
-struct fake_ps {
-    rpc_env *env;
-    size_t n_servers;
-    server servers[MAX_SERVERS];
-    pthread_mutex_t lock; /* everything below and the servers' state */
-    rpc_store store;      /* what is served: memory's, but for the map */
-    rpc_store *memory;    /* owned */
-    uint64_t map_epoch;
-    uint32_t owner[N_SLOTS];
-    table tables[MAX_TABLES];
-    size_t n_tables;
-    bool duplicate;
-    fake_ps_counts counts;
-};
-
-typedef struct stream {
-    server *s;
-    rpc_stream *rpc;
-} stream;
 
 float fake_ps_initial(uint64_t key, size_t element)
 {
@@ -94,7 +28,7 @@ static row *find_row(server *s, uint32_t table_id, uint64_t key)
     return NULL;
 }
 
-static void read_row(server *s, uint32_t table_id, uint64_t key, float *w, size_t dim)
+void fake_read_row(server *s, uint32_t table_id, uint64_t key, float *w, size_t dim)
 {
     const row *r = find_row(s, table_id, key);
     for (size_t e = 0; e < dim; e++) {
@@ -102,7 +36,7 @@ static void read_row(server *s, uint32_t table_id, uint64_t key, float *w, size_
     }
 }
 
-static row *make_row(server *s, uint32_t table_id, uint64_t key)
+row *fake_make_row(server *s, uint32_t table_id, uint64_t key)
 {
     row *r = find_row(s, table_id, key);
     if (r == NULL) {
@@ -119,295 +53,9 @@ static row *make_row(server *s, uint32_t table_id, uint64_t key)
     return r;
 }
 
-static server *owner_of(fake_ps *f, uint64_t key)
+server *fake_owner_of(fake_ps *f, uint64_t key)
 {
     return &f->servers[f->owner[bd_mix64(key) >> 52]];
-}
-
-/* ---- staging and commit ---- */
-static void free_part(part *p)
-{
-    bd_free(p->grads);
-    bd_free(p);
-}
-
-static void drop_staged(server *s)
-{
-    while (s->staged != NULL) {
-        part *p = s->staged;
-        s->staged = p->next;
-        free_part(p);
-    }
-}
-
-static part *copy_part(const px_push_request *req)
-{
-    part *p = bd_calloc(1, sizeof *p);
-    BD_ASSERT(p != NULL);
-    p->rank = req->rank;
-    p->idx = req->part;
-    p->n_parts = req->n_parts;
-    for (size_t t = 0; t < req->n_tables; t++) {
-        p->n_rows += px_bulk_count(&req->tables[t].keys);
-    }
-    p->grads = bd_calloc(p->n_rows, sizeof *p->grads);
-    BD_ASSERT(p->grads != NULL);
-    row *g = p->grads;
-    for (size_t t = 0; t < req->n_tables; t++) {
-        const px_table_grads *tg = &req->tables[t];
-        BD_ASSERT(px_bulk_count(&tg->grads) == px_bulk_count(&tg->keys) * tg->dim);
-        for (size_t i = 0; i < px_bulk_count(&tg->keys); i++, g++) {
-            g->table_id = tg->table_id;
-            px_bulk_copy(&tg->keys, i, 1, &g->key);
-            px_bulk_copy(&tg->grads, i * tg->dim, tg->dim, g->w);
-        }
-    }
-    return p;
-}
-
-static void apply_part(server *s, const part *p, double lr_scale)
-{
-    float lr = LEARNING_RATE * (float)(lr_scale == 0 ? 1 : lr_scale);
-    for (size_t i = 0; i < p->n_rows; i++) {
-        BD_ASSERT(owner_of(s->f, p->grads[i].key) == s);
-        row *r = make_row(s, p->grads[i].table_id, p->grads[i].key);
-        for (size_t e = 0; e < MAX_DIM; e++) {
-            r->w[e] -= lr * p->grads[i].w[e];
-        }
-    }
-}
-
-static part *find_part(server *s, uint32_t rank, uint32_t idx)
-{
-    for (part *p = s->staged; p != NULL; p = p->next) {
-        if (p->rank == rank && p->idx == idx) {
-            return p;
-        }
-    }
-    return NULL;
-}
-
-static bool has_all(server *s, uint32_t rank)
-{
-    part *first = find_part(s, rank, 0);
-    for (uint32_t i = 0; first != NULL && i < first->n_parts; i++) {
-        if (find_part(s, rank, i) == NULL) {
-            return false;
-        }
-    }
-    return first != NULL;
-}
-
-/* Commits `step` if it is the next one; BD_OK when it is committed then. */
-static bd_status commit(server *s, uint64_t step, uint32_t rank, double lr_scale)
-{
-    if (step <= s->committed) {
-        return BD_OK;
-    }
-    if (s->staged_step != step || !has_all(s, rank)) {
-        s->f->counts.need_parts++;
-        return BD_E_NEED_PARTS;
-    }
-    for (uint32_t r = 0; r < s->world; r++) {
-        if (!has_all(s, r)) {
-            return BD_E_EXHAUSTED; /* the real server parks the request */
-        }
-    }
-    for (uint32_t r = 0; r < s->world; r++) {
-        for (uint32_t i = 0; i < find_part(s, r, 0)->n_parts; i++) {
-            apply_part(s, find_part(s, r, i), lr_scale);
-        }
-    }
-    drop_staged(s);
-    s->committed = step;
-    s->f->counts.commits++;
-    return BD_OK;
-}
-
-static bool was_applied(server *s, uint64_t client_id, uint64_t sequence)
-{
-    for (applied *a = s->applied; a != NULL; a = a->next) {
-        if (a->client_id == client_id && a->sequence == sequence) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static void remember(server *s, uint64_t client_id, uint64_t sequence)
-{
-    applied *a = bd_calloc(1, sizeof *a);
-    BD_ASSERT(a != NULL);
-    *a = (applied){s->applied, client_id, sequence};
-    s->applied = a;
-}
-
-static bd_status push(server *s, const px_push_request *req, bool *duplicate)
-{
-    s->f->counts.pushes++;
-    if ((int)req->n_parts > s->f->counts.largest_push_parts) {
-        s->f->counts.largest_push_parts = (int)req->n_parts;
-    }
-    if (req->sequence != 0) {
-        *duplicate = was_applied(s, req->client_id, req->sequence);
-        if (!*duplicate) {
-            part *p = copy_part(req);
-            apply_part(s, p, req->lr_scale);
-            free_part(p);
-            remember(s, req->client_id, req->sequence);
-        }
-    } else if (req->step <= s->committed) {
-        *duplicate = true;
-    } else {
-        if (s->staged_step != req->step) {
-            drop_staged(s);
-            s->staged_step = req->step;
-        }
-        *duplicate = find_part(s, req->rank, req->part) != NULL;
-        if (!*duplicate) {
-            part *p = copy_part(req);
-            p->next = s->staged;
-            s->staged = p;
-        }
-    }
-    s->f->counts.duplicates += *duplicate ? 1 : 0;
-    return BD_OK;
-}
-
-/* ---- stream ---- */
-static void send_reply(stream *st, const px_stream_reply *reply)
-{
-    bd_chain out = {0};
-    BD_ASSERT(px_encode_stream_reply(reply, &out, NULL) == BD_OK);
-    if (rpc_stream_send(st->rpc, &out, NULL) != BD_OK) {
-        bd_chain_deinit(&out);
-    }
-}
-
-static void fail_reply(px_stream_reply *reply, bd_status rc)
-{
-    reply->status = rc;
-    reply->text = "the fake says no";
-}
-
-/* Rows of a lookup; the buffer belongs to the chain that the caller encodes. */
-static void answer_lookup(stream *st, const px_lookup_request *req, px_stream_reply *reply)
-{
-    server *s = st->s;
-    px_table_rows tables[MAX_TABLES];
-    bd_buf *bufs[MAX_TABLES] = {NULL};
-    bd_status rc = req->after_step > 0 ? commit(s, req->after_step, req->rank, 0) : BD_OK;
-    s->f->counts.lookups++;
-    if (rc != BD_OK) {
-        fail_reply(reply, rc);
-        send_reply(st, reply);
-        return;
-    }
-    BD_ASSERT(req->n_tables <= MAX_TABLES);
-    for (size_t t = 0; t < req->n_tables; t++) {
-        uint32_t dim = 0;
-        for (size_t i = 0; i < s->f->n_tables; i++) {
-            dim = s->f->tables[i].id == req->tables[t].table_id ? s->f->tables[i].dim : dim;
-        }
-        size_t n = px_bulk_count(&req->tables[t].keys);
-        bufs[t] = bd_buf_new(n * dim * sizeof(float));
-        BD_ASSERT(bufs[t] != NULL);
-        for (size_t i = 0; i < n; i++) {
-            uint64_t key;
-            px_bulk_copy(&req->tables[t].keys, i, 1, &key);
-            BD_ASSERT(owner_of(s->f, key) == s);
-            read_row(s, req->tables[t].table_id, key,
-                     (float *)(void *)(bufs[t]->bytes + i * dim * sizeof(float)), dim);
-        }
-        tables[t] = (px_table_rows){.table_id = req->tables[t].table_id,
-                                    .dim = dim,
-                                    .rows = px_bulk_of(bufs[t], 0, n * dim, 4)};
-    }
-    px_lookup_reply rows = {.step = s->committed, .tables = tables, .n_tables = req->n_tables};
-    reply->lookup = &rows;
-    send_reply(st, reply);
-    reply->lookup = NULL;
-    for (size_t t = 0; t < req->n_tables; t++) {
-        bd_buf_unref(bufs[t]);
-    }
-}
-
-static void answer(stream *st, const px_stream_request *req)
-{
-    server *s = st->s;
-    px_stream_reply reply = {.id = req->id};
-    px_push_reply pushed = {0};
-    px_commit_reply committed = {0};
-    uint64_t map_epoch = req->lookup != NULL ? req->lookup->map_epoch
-                         : req->push != NULL ? req->push->map_epoch
-                                             : 0;
-    bd_status rc = BD_OK;
-    if (s->n_ignore > 0) {
-        s->n_ignore--;
-        return;
-    }
-    if (s->n_fail > 0) {
-        s->n_fail--;
-        rc = s->fail_rc;
-    } else if (map_epoch != 0 && map_epoch != s->f->map_epoch) {
-        s->f->counts.moved++;
-        rc = BD_E_MOVED;
-    } else if (req->lookup != NULL) {
-        answer_lookup(st, req->lookup, &reply);
-        return;
-    } else if (req->push != NULL) {
-        rc = push(s, req->push, &pushed.duplicate);
-        if (s->f->duplicate) {
-            rc = push(s, req->push, &pushed.duplicate);
-        }
-        reply.push = &pushed;
-    } else if (req->commit->decision == BRAID__V1__DECISION__DECISION_ABORT) {
-        drop_staged(s);
-        reply.commit = &committed;
-    } else {
-        rc = commit(s, req->commit->step, req->commit->rank, req->commit->lr_scale);
-        committed.step = s->committed;
-        reply.commit = &committed;
-    }
-    if (rc != BD_OK) {
-        fail_reply(&reply, rc);
-    }
-    send_reply(st, &reply);
-}
-
-static void on_message(void *user, bd_chain *msg)
-{
-    stream *st = user;
-    bd_arena arena;
-    px_stream_request req;
-    bd_arena_init(&arena);
-    BD_ASSERT(px_decode_stream_request(msg, NULL, &arena, &req, NULL) == BD_OK);
-    (void)pthread_mutex_lock(&st->s->f->lock);
-    if (msg->n_bytes > st->s->f->counts.largest_request_bytes) {
-        st->s->f->counts.largest_request_bytes = msg->n_bytes;
-    }
-    answer(st, &req);
-    (void)pthread_mutex_unlock(&st->s->f->lock);
-    bd_arena_deinit(&arena);
-}
-
-static void on_close(void *user, bd_status rc, const bd_err *err)
-{
-    (void)rc;
-    (void)err;
-    bd_free(user);
-}
-
-static bd_status on_stream(void *user, rpc_stream *rpc, rpc_stream_events *ev, bd_err *err)
-{
-    (void)err;
-    stream *st = bd_calloc(1, sizeof *st);
-    BD_ASSERT(st != NULL);
-    *st = (stream){user, rpc};
-    ev->on_message = on_message;
-    ev->on_close = on_close;
-    ev->user = st;
-    return BD_OK;
 }
 
 /* ---- unary calls ---- */
@@ -499,7 +147,7 @@ static void on_open_job(void *user, rpc_req *req)
     s->world = r->world;
     s->consistency = (int)r->consistency;
     s->committed = r->next_step - 1;
-    drop_staged(s);
+    fake_drop_staged(s);
     (void)pthread_mutex_unlock(&s->f->lock);
     body_free(r);
     reply_with(req, &reply.base);
@@ -547,8 +195,8 @@ static void on_assign(void *user, rpc_req *req)
     for (size_t i = 0; i < n; i++) {
         uint64_t key;
         px_bulk_copy(&a.keys, i, 1, &key);
-        BD_ASSERT(owner_of(s->f, key) == s);
-        px_bulk_copy(&a.rows, i * dim, dim, make_row(s, a.table_id, key)->w);
+        BD_ASSERT(fake_owner_of(s->f, key) == s);
+        px_bulk_copy(&a.rows, i * dim, dim, fake_make_row(s, a.table_id, key)->w);
     }
     (void)pthread_mutex_unlock(&s->f->lock);
     bd_arena_deinit(&arena);
@@ -602,15 +250,17 @@ static bd_status shard_map(rpc_store *s, uint64_t newer_than, int64_t timeout_ms
     (void)pthread_mutex_lock(&f->lock);
     if (f->map_epoch > newer_than) {
         *out = (rpc_shard_map){.epoch = f->map_epoch,
-                               .n_servers = f->n_servers,
-                               .servers = bd_calloc(f->n_servers, sizeof(char *)),
+                               .n_servers = f->map_servers,
+                               .servers = bd_calloc(f->map_servers, sizeof(char *)),
                                .n_slots = N_SLOTS,
                                .slot_owner = bd_calloc(N_SLOTS, sizeof(uint32_t))};
-        BD_ASSERT(out->servers != NULL && out->slot_owner != NULL);
-        for (size_t i = 0; i < f->n_servers; i++) {
+        BD_ASSERT(out->servers != NULL && out->slot_owner != NULL && f->map_servers > 0);
+        for (size_t i = 0; i < f->map_servers; i++) {
             out->servers[i] = bd_strfmt("%s", f->servers[i].address);
         }
-        memcpy(out->slot_owner, f->owner, sizeof f->owner);
+        for (size_t slot = 0; slot < N_SLOTS; slot++) {
+            out->slot_owner[slot] = f->owner[slot] % (uint32_t)f->map_servers;
+        }
     } else {
         rc = bd_err_set(err, BD_E_TIMEOUT, "no newer map");
     }
@@ -654,8 +304,8 @@ void fake_ps_start(fake_ps *f, size_t i)
         BD_ASSERT(rpc_server_register(rpc, handlers[h].method, handlers[h].fn, s) == BD_OK);
     }
     BD_ASSERT(rpc_store_serve(rpc, &f->store, &err) == BD_OK);
-    BD_ASSERT(rpc_server_register_stream(rpc, "/braid.v1.ParameterServer/Stream", on_stream, s) ==
-              BD_OK);
+    BD_ASSERT(rpc_server_register_stream(rpc, "/braid.v1.ParameterServer/Stream", fake_on_stream,
+                                         s) == BD_OK);
     if (rpc_server_start(rpc, &err) != BD_OK) {
         (void)fprintf(stderr, "fake ps: %s\n", bd_err_text(&err));
         BD_ASSERT(false);
@@ -670,7 +320,7 @@ void fake_ps_kill(fake_ps *f, size_t i)
     rpc_server_stop(s->rpc, 0);
     rpc_server_free(s->rpc);
     s->rpc = NULL;
-    drop_staged(s);
+    fake_drop_staged(s);
     s->staged_step = 0;
 }
 
@@ -680,7 +330,7 @@ fake_ps *fake_ps_new(rpc_env *env, size_t n_servers)
     fake_ps *f = bd_calloc(1, sizeof *f);
     BD_ASSERT(f != NULL);
     f->env = env;
-    f->n_servers = n_servers;
+    f->n_servers = f->map_servers = n_servers;
     f->map_epoch = 1;
     open_store(f);
     (void)pthread_mutex_init(&f->lock, NULL);
@@ -745,6 +395,22 @@ void fake_ps_ignore_next(fake_ps *f, size_t i, int n)
     (void)pthread_mutex_unlock(&f->lock);
 }
 
+void fake_ps_hold(fake_ps *f, size_t i, int n)
+{
+    BD_ASSERT(n <= MAX_HELD);
+    (void)pthread_mutex_lock(&f->lock);
+    f->servers[i].n_hold = n;
+    (void)pthread_mutex_unlock(&f->lock);
+}
+
+int fake_ps_n_held(fake_ps *f, size_t i)
+{
+    (void)pthread_mutex_lock(&f->lock);
+    int n = f->servers[i].n_held;
+    (void)pthread_mutex_unlock(&f->lock);
+    return n;
+}
+
 void fake_ps_duplicate_pushes(fake_ps *f, bool on)
 {
     (void)pthread_mutex_lock(&f->lock);
@@ -756,6 +422,14 @@ void fake_ps_bump_epoch(fake_ps *f)
 {
     (void)pthread_mutex_lock(&f->lock);
     f->map_epoch++;
+    (void)pthread_mutex_unlock(&f->lock);
+}
+
+void fake_ps_shrink_map(fake_ps *f, size_t n)
+{
+    (void)pthread_mutex_lock(&f->lock);
+    f->map_epoch++;
+    f->map_servers = n;
     (void)pthread_mutex_unlock(&f->lock);
 }
 
@@ -779,7 +453,7 @@ void fake_ps_rotate_slots(fake_ps *f)
 void fake_ps_row(fake_ps *f, uint32_t table_id, uint64_t key, float *w, size_t dim)
 {
     (void)pthread_mutex_lock(&f->lock);
-    read_row(owner_of(f, key), table_id, key, w, dim);
+    fake_read_row(fake_owner_of(f, key), table_id, key, w, dim);
     (void)pthread_mutex_unlock(&f->lock);
 }
 

@@ -2,8 +2,8 @@
  *
  * Rows with plain SGD (learning rate 0.5), staging and commit as in parameter_server.proto, the
  * coordinator's store on server 0. Servers can be killed (staged parts are lost, rows and committed
- * steps stay, as a journal keeps them) and started again on their ports, can fail requests, handle
- * each push twice, and pass slots to each other.
+ * steps stay, as a journal keeps them) and started again on their ports, can fail requests, hold them
+ * back, handle each push twice, and pass slots to each other.
  * Threads: every function from the test's thread; handlers run on the env.
  */
 #ifndef FAKE_PS_H
@@ -29,10 +29,16 @@ void fake_ps_start(fake_ps *f, size_t i);
 void fake_ps_fail_next(fake_ps *f, size_t i, bd_status rc, int n);
 /* The next n stream requests to the server are never answered. */
 void fake_ps_ignore_next(fake_ps *f, size_t i, int n);
+/* The server answers no stream request until n (at most 8) are with it; then these, the last one first,
+ * and whatever comes later as always. */
+void fake_ps_hold(fake_ps *f, size_t i, int n);
+int fake_ps_n_held(fake_ps *f, size_t i); /* that wait now */
 /* Every push is handled twice. */
 void fake_ps_duplicate_pushes(fake_ps *f, bool on);
 /* Gives every slot to the next server, rows included; the map's epoch grows. */
 void fake_ps_rotate_slots(fake_ps *f);
+/* The map has only the first n servers from now on; its epoch grows. */
+void fake_ps_shrink_map(fake_ps *f, size_t n);
 /* The epoch grows, owners stay. */
 void fake_ps_bump_epoch(fake_ps *f);
 
