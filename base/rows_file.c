@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define NPY_HEADER_BYTES 128u /* fixed, so that the number of rows can be filled in at the end */
@@ -289,18 +290,55 @@ static bd_status open_in(bd_rows_reader *r, int which, bd_err *err)
                                                   errno, "open %s", r->paths[which]);
 }
 
-/* Number after the label inside the header's text; false: it is not there. */
-static bool number_after(const char *text, const char *label, uint64_t *out, const char **end)
+/* Digits after the label, which is in the text or, where `from_here`, at its start. False: they are
+ * not there, or no 64-bit number. */
+static bool number_after(const char *text, const char *label, bool from_here, uint64_t *out,
+                         const char **end)
 {
     const char *at = strstr(text, label);
     char *stop = NULL;
-    if (at == NULL) {
+    if (at == NULL || (from_here && at != text)) {
         return false;
     }
     at += strlen(label);
-    *out = strtoull(at, &stop, 10);
+    errno = 0;
+    *out = *at < '0' || *at > '9' ? 0 : strtoull(at, &stop, 10); /* no signs, no blanks */
     *end = stop;
-    return stop != at;
+    return stop != NULL && errno == 0;
+}
+
+/* (n,) or (n, elements). */
+static bool take_shape(const char *text, int which, uint64_t *n, size_t *width)
+{
+    const char *end = NULL;
+    uint64_t columns = 0;
+    bool ok = number_after(text, "'shape': (", false, n, &end);
+    if (which == KEYS) {
+        return ok && strncmp(end, ",)", 2) == 0;
+    }
+    ok = ok && number_after(end, ", ", true, &columns, &end) && *end == ')' && columns > 0 &&
+         columns <= MAX_ELEMS;
+    *width = (size_t)columns;
+    return ok;
+}
+
+/* What the header says of the length is so; of a pipe it shows when it ends. */
+static bd_status check_length(const bd_rows_reader *r, int which, size_t header_bytes, uint64_t n,
+                              size_t width, bd_err *err)
+{
+    struct stat st;
+    size_t row_bytes = which == KEYS ? sizeof(uint64_t) : width * sizeof(float);
+    if (fstat(fileno(r->files[which]), &st) != 0) {
+        return bd_err_errno(err, BD_E_IO, errno, "read %s", r->paths[which]);
+    }
+    uint64_t data_bytes = (uint64_t)st.st_size - header_bytes;
+    if (!S_ISREG(st.st_mode) || (data_bytes % row_bytes == 0 && data_bytes / row_bytes == n)) {
+        return BD_OK;
+    }
+    return bd_err_set(err, BD_E_DATA,
+                      "%s: %" PRIu64 " rows of %zu bytes by its header, but %" PRIu64
+                      " bytes of data",
+                      r->paths[which], n, row_bytes, data_bytes);
 }
 
 static bd_status read_npy_header(bd_rows_reader *r, int which, uint64_t *n, size_t *width,
@@ -308,10 +346,9 @@ static bd_status read_npy_header(bd_rows_reader *r, int which, uint64_t *n, size
 {
     unsigned char head[10];
     char text[1024];
-    const char *end = NULL;
-    uint64_t columns = 0;
     FILE *f = r->files[which];
-    const char *path = r->paths[which], *want = which == KEYS ? "'<u8'" : "'<f4'";
+    const char *path = r->paths[which];
+    const char *want = which == KEYS ? "'descr': '<u8'" : "'descr': '<f4'";
     if (fread(head, sizeof head, 1, f) != 1 || memcmp(head, "\x93NUMPY", 6) != 0 || head[6] != 1) {
         return bd_err_set(err, BD_E_DATA, "%s: not a NumPy array of format 1", path);
     }
@@ -320,20 +357,18 @@ static bd_status read_npy_header(bd_rows_reader *r, int which, uint64_t *n, size
         return bd_err_set(err, BD_E_DATA, "%s: the header is cut off or too long", path);
     }
     text[bytes] = '\0';
+    text[strcspn(text, "\n")] = '\0'; /* ends it, after blanks */
+    for (size_t i = strlen(text); i > 0 && text[i - 1] == ' '; i--) {
+        text[i - 1] = '\0';
+    }
     if (strstr(text, want) == NULL || strstr(text, "'fortran_order': False") == NULL) {
         return bd_err_set(err, BD_E_DATA, "%s: must be %s in C order, is %.200s", path, want, text);
     }
-    bool ok = number_after(text, "'shape': (", n, &end);
-    if (which == KEYS) {
-        ok = ok && strncmp(end, ",)", 2) == 0;
-    } else {
-        ok = ok && number_after(end, ", ", &columns, &end) && *end == ')' && columns > 0 &&
-             columns <= MAX_ELEMS;
+    if (!take_shape(text, which, n, width)) {
+        return bd_err_set(err, BD_E_DATA, "%s: the shape must be %s, is %.200s", path,
+                          which == KEYS ? "(n,)" : "(n, elements)", text);
     }
-    *width = (size_t)columns;
-    return ok ? BD_OK
-              : bd_err_set(err, BD_E_DATA, "%s: the shape must be %s, is %.200s", path,
-                           which == KEYS ? "(n,)" : "(n, elements)", text);
+    return check_length(r, which, sizeof head + bytes, *n, *width, err);
 }
 
 static bd_status open_npy(bd_rows_reader *r, bd_err *err)
@@ -341,11 +376,14 @@ static bd_status open_npy(bd_rows_reader *r, bd_err *err)
     size_t widths[N_ARRAYS] = {0};
     bd_status rc = BD_OK;
     for (int i = 0; i < N_ARRAYS && rc == BD_OK; i++) {
-        bd_err none;
+        bd_err why = BD_ERR_INIT;
         uint64_t n = 0;
-        rc = open_in(r, i, i == STATE ? &none : err);
+        rc = open_in(r, i, &why);
         if (i == STATE && rc == BD_E_NOT_FOUND) {
             return BD_OK;
+        }
+        if (rc != BD_OK && err != NULL) {
+            *err = why;
         }
         if (rc == BD_OK) {
             rc = read_npy_header(r, i, &n, &widths[i], err);

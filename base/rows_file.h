@@ -32,8 +32,9 @@ bd_status bd_rows_writer_close(bd_rows_writer *w, int keep, bd_err *err) BD_MUST
 
 typedef struct bd_rows_reader bd_rows_reader;
 
-/* Checks the header. BD_E_NOT_FOUND, BD_E_USAGE as above, BD_E_DATA with file and line. x.state.npy
- * is read when it is there. */
+/* Checks the header, and of arrays that the file is as long as it says: what is cut off is found
+ * before any row is handed out. BD_E_NOT_FOUND, BD_E_USAGE as above, BD_E_DATA with file and line.
+ * x.state.npy is read when it is there. */
 bd_status bd_rows_reader_open(const char *path, bd_rows_reader **out, bd_err *err) BD_MUST_CHECK;
 void bd_rows_reader_close(bd_rows_reader *r); /* NULL is fine */
 size_t bd_rows_reader_dim(const bd_rows_reader *r);

@@ -245,12 +245,11 @@ static bd_status check_shape(const import *m, const char *path, bool with_state,
 {
     size_t dim = bd_rows_reader_dim(m->from), state = bd_rows_reader_state_elems(m->from);
     if (dim != m->t->spec->dim) {
-        return bd_err_set(err, BD_E_MISMATCH,
-                          "%s has rows of %zu numbers, table \"%s\" of %" PRIu32, path, dim,
-                          m->t->spec->name, m->t->spec->dim);
+        return bd_err_set(err, BD_E_DATA, "%s has rows of %zu numbers, table \"%s\" of %" PRIu32,
+                          path, dim, m->t->spec->name, m->t->spec->dim);
     }
     if (with_state && state != m->t->state_elems) {
-        return bd_err_set(err, BD_E_MISMATCH,
+        return bd_err_set(err, BD_E_DATA,
                           "%s has %zu numbers of optimiser state a row, table \"%s\" %" PRIu64,
                           path, state, m->t->spec->name, m->t->state_elems);
     }

@@ -183,7 +183,11 @@ static void bad_arrays_are_named(void **s)
     write_rows("d.npy", false);
     (void)snprintf(file, sizeof file, "%s/d.rows.npy", dir);
     assert_int_equal(truncate(file, 128 + 10 * DIM * 4), 0);
+    assert_int_equal(bd_rows_reader_open(path, &r, &err), BD_E_DATA);
+    assert_non_null(strstr(bd_err_text(&err), "d.rows.npy: 1000 rows of 12 bytes"));
+    assert_int_equal(truncate(file, 128 + N * DIM * 4), 0); /* as it was, with zeros */
     assert_int_equal(bd_rows_reader_open(path, &r, &err), BD_OK);
+    assert_int_equal(truncate(file, 128 + 10 * DIM * 4), 0); /* while it is read */
     assert_int_equal(bd_rows_reader_next(r, N, k, x, NULL, &n, &err), BD_E_DATA);
     assert_non_null(strstr(bd_err_text(&err), "d.rows.npy ends before"));
     bd_rows_reader_close(r);
@@ -198,7 +202,110 @@ static void bad_arrays_are_named(void **s)
     assert_int_equal(rename(file, path), 0);
     (void)snprintf(path, sizeof path, "%s/e.npy", dir);
     assert_int_equal(bd_rows_reader_open(path, &r, &err), BD_E_DATA);
-    assert_non_null(strstr(bd_err_text(&err), "e.rows.npy: must be '<f4'"));
+    assert_non_null(strstr(bd_err_text(&err), "e.rows.npy: must be 'descr': '<f4'"));
+}
+
+static void put_file(const char *name, const char *header, size_t data_bytes)
+{
+    char file[160];
+    (void)snprintf(file, sizeof file, "%s/%s", dir, name);
+    FILE *f = fopen(file, "we");
+    assert_non_null(f);
+    size_t n = strlen(header);
+    const unsigned char head[10] = {
+        0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(n & 255), (unsigned char)(n >> 8)};
+    assert_int_equal(fwrite(head, sizeof head, 1, f), 1);
+    assert_int_equal(fwrite(header, 1, n, f), n);
+    for (size_t i = 0; i < data_bytes; i++) {
+        assert_int_not_equal(fputc(0, f), EOF);
+    }
+    assert_int_equal(fclose(f), 0);
+}
+
+#define C_KEYS "{'descr': '<u8', 'fortran_order': False, 'shape': (4,), }\n"
+#define C_ROWS "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 3), }\n"
+
+/* Headers as NumPy writes them, of arrays that are something else, and headers that lie: all are
+ * found before a row is handed out, by the name of the array. */
+static void headers_of_other_arrays_are_refused(void **s)
+{
+    static const struct {
+        const char *what, *keys, *rows;
+        size_t key_bytes, row_bytes;
+        bd_status rc;
+        const char *words;
+    } cases[] = {
+        {"good", C_KEYS, C_ROWS, 32, 48, BD_OK, ""},
+        {"no rows", "{'descr': '<u8', 'fortran_order': False, 'shape': (0,), }\n",
+         "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 3), }\n", 0, 0, BD_OK, ""},
+        {"Fortran order", C_KEYS, "{'descr': '<f4', 'fortran_order': True, 'shape': (4, 3), }\n",
+         32, 48, BD_E_DATA,
+         "h.rows.npy: must be 'descr': '<f4' in C order, is {'descr': '<f4', 'fo"},
+        {"float64", C_KEYS, "{'descr': '<f8', 'fortran_order': False, 'shape': (4, 3), }\n", 32, 96,
+         BD_E_DATA, "is {'descr': '<f8'"},
+        {"big-endian", C_KEYS, "{'descr': '>f4', 'fortran_order': False, 'shape': (4, 3), }\n", 32,
+         48, BD_E_DATA, "is {'descr': '>f4'"},
+        {"a record of floats", C_KEYS,
+         "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (4, 3), }\n", 32, 48,
+         BD_E_DATA, "h.rows.npy: must be"},
+        {"signed keys", "{'descr': '<i8', 'fortran_order': False, 'shape': (4,), }\n", C_ROWS, 32,
+         48, BD_E_DATA, "h.keys.npy: must be 'descr': '<u8'"},
+        {"flat rows", C_KEYS, "{'descr': '<f4', 'fortran_order': False, 'shape': (12,), }\n", 32,
+         48, BD_E_DATA, "h.rows.npy: the shape must be (n, elements)"},
+        {"a cube", C_KEYS, "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 3, 1), }\n", 32,
+         48, BD_E_DATA, "h.rows.npy: the shape"},
+        {"no columns", C_KEYS, "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 0), }\n", 32,
+         0, BD_E_DATA, "h.rows.npy: the shape"},
+        {"keys of two columns", "{'descr': '<u8', 'fortran_order': False, 'shape': (4, 1), }\n",
+         C_ROWS, 32, 48, BD_E_DATA, "h.keys.npy: the shape must be (n,)"},
+        {"fewer rows than keys", C_KEYS,
+         "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 3), }\n", 32, 36, BD_E_DATA,
+         "h.rows.npy has 3 rows"},
+        {"a negative number", "{'descr': '<u8', 'fortran_order': False, 'shape': (-4,), }\n",
+         C_ROWS, 32, 48, BD_E_DATA, "h.keys.npy: the shape"},
+        {"over 64 bits",
+         "{'descr': '<u8', 'fortran_order': False, 'shape': (36893488147419103236,), }\n", C_ROWS,
+         32, 48, BD_E_DATA, "h.keys.npy: the shape"},
+        {"bytes over 64 bits", C_KEYS,
+         "{'descr': '<f4', 'fortran_order': False, 'shape': (6148914691236517209, 3), }\n", 32, 48,
+         BD_E_DATA, "h.rows.npy: 6148914691236517209 rows"},
+        {"says fewer than there are", "{'descr': '<u8', 'fortran_order': False, 'shape': (3,), }\n",
+         "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 3), }\n", 24, 48, BD_E_DATA,
+         "h.rows.npy: 3 rows of 12 bytes by its header, but 48 bytes of data"},
+        {"says more than there are", C_KEYS, C_ROWS, 32, 47, BD_E_DATA, "but 47 bytes of data"},
+        {"no shape", C_KEYS, "{'descr': '<f4', 'fortran_order': False, }\n", 32, 48, BD_E_DATA,
+         "h.rows.npy: the shape"},
+        {"nothing", C_KEYS, "", 32, 0, BD_E_DATA, "h.rows.npy: must be"},
+    };
+    (void)s;
+    (void)snprintf(path, sizeof path, "%s/h.npy", dir);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        bd_rows_reader *r = NULL;
+        bd_err err = BD_ERR_INIT;
+        put_file("h.keys.npy", cases[i].keys, cases[i].key_bytes);
+        put_file("h.rows.npy", cases[i].rows, cases[i].row_bytes);
+        bd_status rc = bd_rows_reader_open(path, &r, &err);
+        const char *text = rc == BD_OK ? "" : bd_err_text(&err);
+        if (rc != cases[i].rc || strstr(text, cases[i].words) == NULL ||
+            strchr(text, '\n') != NULL) {
+            fail_msg("%s: %s: \"%s\"", cases[i].what, bd_status_name(rc), text);
+        }
+        bd_rows_reader_close(r);
+    }
+}
+
+/* State that is there but cannot be read is an error, not rows without state. */
+static void state_that_cannot_be_read_is_named(void **s)
+{
+    bd_rows_reader *r = NULL;
+    bd_err err = BD_ERR_INIT;
+    char file[160];
+    (void)s;
+    write_rows("s.npy", false);
+    (void)snprintf(file, sizeof file, "%s/s.state.npy", dir);
+    assert_int_equal(symlink("s.state.npy", file), 0); /* to itself: ELOOP, for root too */
+    assert_int_equal(bd_rows_reader_open(path, &r, &err), BD_E_IO);
+    assert_non_null(strstr(bd_err_text(&err), "s.state.npy"));
 }
 
 int main(void)
@@ -208,6 +315,8 @@ int main(void)
         cmocka_unit_test(a_dropped_file_leaves_nothing),
         cmocka_unit_test(bad_text_is_named_by_line),
         cmocka_unit_test(bad_arrays_are_named),
+        cmocka_unit_test(headers_of_other_arrays_are_refused),
+        cmocka_unit_test(state_that_cannot_be_read_is_named),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
