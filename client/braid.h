@@ -182,12 +182,16 @@ typedef struct braid_table_options {
     size_t size;             /* sizeof(braid_table_options) */
     const char *name;        /* 1..128 of [A-Za-z0-9_.-]; required */
     uint32_t dim;            /* elements of a row, 1..65536 */
-    const char *initializer; /* "uniform", "normal", "constant"...; required */
+    const char *initializer; /* "uniform", "normal", "constant"...; required. With its parameters in
+                                the text, "normal(mean=0, stddev=0.3)", or in init_params */
     const braid_param *init_params;
     size_t n_init_params;
-    uint64_t seed;         /* of the initialiser */
-    const char *optimizer; /* "sgd", "adagrad", "rowwise_adagrad", "adam"...; NULL: "adagrad" */
-    const braid_param *opt_params; /* e.g. {"learning_rate", 0.05}; docs/OPTIMIZERS.md */
+    uint64_t seed; /* of the initialiser */
+    const char
+        *optimizer; /* "sgd", "adagrad", "rowwise_adagrad", "adam"...; NULL: "adagrad". With its
+                              parameters in the text, "adagrad(learning_rate=0.05)", or in
+                              opt_params; docs/OPTIMIZERS.md */
+    const braid_param *opt_params; /* e.g. {"learning_rate", 0.05} */
     size_t n_opt_params;
     const char *dtype; /* of the stored weights: "f32" (NULL), "f16", "bf16", "i8"; rows travel and
                           are handed out as float32 whatever it is */
@@ -265,7 +269,7 @@ typedef struct braid_feature {
     size_t n_ids;           /* below 2^32 - 1 for all features of one table together */
     const int64_t *offsets; /* [n_bags]: bag b is ids[offsets[b] .. offsets[b + 1]), the last one up
                                to n_ids; offsets[0] is 0. NULL: every id is a bag of its own */
-    size_t n_bags;          /* with offsets NULL: n_ids */
+    size_t n_bags;          /* with offsets NULL: n_ids, or 0 for it */
     const float *weights;   /* [n_ids] factors, only with BRAID_SUM; NULL: 1 */
     int mode;               /* BRAID_SUM, ...; an empty bag is zeros */
     int first_n;            /* of each bag only the first so many ids count; 0: all */

@@ -26,6 +26,11 @@ static void batch_unref(braid_batch *b)
 }
 
 /* ---- what the caller says ---- */
+static size_t bags_of(const braid_feature *f)
+{
+    return f->offsets == NULL && f->n_bags == 0 ? f->n_ids : f->n_bags;
+}
+
 static bd_status check_offsets(const braid_feature *f, size_t i, bd_err *err)
 {
     int64_t before = 0;
@@ -70,7 +75,7 @@ static bd_status check_feature(const braid_client *c, const braid_feature *f, si
         return bd_err_set(err, BD_E_INVALID, "feature %zu: first_n %d", i, f->first_n);
     }
     if (f->offsets == NULL) {
-        return f->n_bags == f->n_ids
+        return bags_of(f) == f->n_ids
                    ? BD_OK
                    : bd_err_set(err, BD_E_INVALID, "feature %zu: %zu bags of %zu ids, no offsets",
                                 i, f->n_bags, f->n_ids);
@@ -95,7 +100,7 @@ static size_t bag_ids(const braid_feature *f, size_t bag, size_t *first)
 static size_t count_ids(const braid_feature *f)
 {
     size_t first = 0, n = 0;
-    for (size_t bag = 0; bag < f->n_bags; bag++) {
+    for (size_t bag = 0; bag < bags_of(f); bag++) {
         n += bag_ids(f, bag, &first);
     }
     return n;
@@ -120,19 +125,19 @@ static bd_status copy_feature(braid_batch *b, size_t i, const braid_feature *fro
                        .first_id = g->n_ids,
                        .first_bag = g->n_bags,
                        .n_ids = count_ids(from),
-                       .n_bags = from->n_bags,
+                       .n_bags = bags_of(from),
                        .mode = from->mode};
     g->n_ids += f->n_ids;
-    g->n_bags += from->n_bags;
+    g->n_bags += f->n_bags;
     g->may_pool = g->may_pool || (from->offsets != NULL && b->c->job.consistency != CL_SYNC);
     g->has_max = g->has_max || from->mode == BRAID_MAX; /* servers sum */
     if (from->offsets != NULL) {
-        f->offsets = bd_calloc(from->n_bags + 1, sizeof *f->offsets);
+        f->offsets = bd_calloc(f->n_bags + 1, sizeof *f->offsets);
     }
     if (from->weights != NULL) {
         f->weights = bd_calloc(f->n_ids + 1, sizeof *f->weights);
     }
-    for (size_t k = 0, at = 0, first = 0; k < from->n_bags; k++) {
+    for (size_t k = 0, at = 0, first = 0; k < f->n_bags; k++) {
         size_t n = bag_ids(from, k, &first);
         if (f->weights != NULL && n > 0) {
             memcpy(f->weights + at, from->weights + first, n * sizeof *f->weights);

@@ -106,7 +106,8 @@ static bd_status check(const braid_client *c, const braid_rref_options *o, bd_er
         return bd_err_set(err, BD_E_INVALID, "reference: %s is not for references",
                           f->weights != NULL ? "weights" : "first_n");
     }
-    if ((f->ids == NULL && f->n_ids > 0) || (f->offsets == NULL && f->n_bags != f->n_ids)) {
+    if ((f->ids == NULL && f->n_ids > 0) ||
+        (f->offsets == NULL && f->n_bags != 0 && f->n_bags != f->n_ids)) {
         return bd_err_set(err, BD_E_INVALID, "reference: %zu ids%s, %zu bags", f->n_ids,
                           f->ids == NULL ? " at NULL" : "", f->n_bags);
     }
@@ -197,7 +198,8 @@ int braid_rref_remote(braid_client *client, const braid_rref_options *options, b
     if (rc != BD_OK || made == NULL) {
         return abi_done(rc, &e, err);
     }
-    made->n_elems = o.feature->n_bags * o.feature->table->dim;
+    const braid_feature *f = o.feature;
+    made->n_elems = (f->offsets == NULL ? f->n_ids : f->n_bags) * f->table->dim;
     (void)snprintf(made->owner, sizeof made->owner, "ps-%u", o.server);
     (void)pthread_mutex_lock(&client->lock);
     rc = make_locked(client, &o, made, &e);

@@ -1,5 +1,6 @@
 /* Tables and their rows by hand. */
 #include "base/mem.h"
+#include "base/num/hyper.h"
 
 #include "client/abi/abi_int.h"
 #include "client/cl_int.h"
@@ -90,6 +91,40 @@ static bd_status open_table(braid_client *c, const char *name, braid_table **out
 _Static_assert(sizeof(cl_param) == sizeof(braid_param), "same layout");
 _Static_assert(offsetof(cl_param, value) == offsetof(braid_param, value), "same layout");
 
+/* An initialiser or optimiser with its numbers in its text; what name and params point to. */
+typedef struct rule_text {
+    num_rules rules;
+    cl_param params[NUM_HYPER_LIST_MAX];
+} rule_text;
+
+/* "normal(stddev=0.3)": name and numbers are taken apart; a name alone stays as it is. */
+static bd_status take_rule(const braid_table_options *o, const char *what, const char **name,
+                           const cl_param **params, size_t *n_params, rule_text *to, bd_err *err)
+{
+    if (strchr(*name, '(') == NULL) {
+        return BD_OK;
+    }
+    bd_status rc = num_rules_parse(*name, &to->rules, err);
+    if (rc == BD_OK && to->rules.n != 1) {
+        rc = bd_err_set(err, BD_E_INVALID, "\"%.200s\" is %zu, not one", *name, to->rules.n);
+    }
+    if (rc == BD_OK && *n_params > 0) {
+        rc = bd_err_set(err, BD_E_INVALID, "\"%.200s\" beside %zu parameters: one way or the other",
+                        *name, *n_params);
+    }
+    if (rc != BD_OK) {
+        return bd_err_wrap(err, "table \"%.128s\": %s", o->name, what);
+    }
+    const num_hyper_list *list = &to->rules.params[0];
+    for (size_t i = 0; i < list->n; i++) {
+        to->params[i] = (cl_param){list->names[i], list->values[i]};
+    }
+    *name = to->rules.names[0];
+    *params = to->params;
+    *n_params = list->n;
+    return BD_OK;
+}
+
 static bd_status create(braid_client *c, const braid_table_options *o, braid_table **out,
                         bd_err *err)
 {
@@ -119,8 +154,18 @@ static bd_status create(braid_client *c, const braid_table_options *o, braid_tab
                           "table \"%.128s\": bad_gradient \"%.32s\" (reject, drop_row, clip, halt)",
                           o->name, o->bad_gradient);
     }
+    rule_text init, opt;
+    bd_status rc = take_rule(o, "initializer", &spec.initializer, &spec.init_params,
+                             &spec.n_init_params, &init, err);
+    if (rc == BD_OK) {
+        rc = take_rule(o, "optimizer", &spec.optimizer, &spec.opt_params, &spec.n_opt_params, &opt,
+                       err);
+    }
+    if (rc != BD_OK) {
+        return rc;
+    }
     (void)pthread_mutex_lock(&c->lock);
-    bd_status rc = cl_table_create(c->cl, &spec, &id, err);
+    rc = cl_table_create(c->cl, &spec, &id, err);
     if (rc == BD_OK) {
         rc = open_table(c, o->name, out, err);
     }

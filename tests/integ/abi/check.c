@@ -131,6 +131,66 @@ static void wrong_arguments_are_named(void)
     braid_close(c);
 }
 
+/* Parameters in the text are those of the arrays: the table that stands is an equal one, or not. */
+static void parameters_may_stand_in_the_text(void)
+{
+    static const struct {
+        const char *initializer, *optimizer;
+        int status;
+        const char *says;
+    } rows[] = {
+        {"uniform(low=-1, high=1)", "sgd(learning_rate=0.5)", BRAID_OK, ""},
+        {"uniform(high=1,low=-1)", "sgd( learning_rate = 0.5 )", BRAID_OK, ""},
+        {"uniform(low=-1, high=2)", "sgd(learning_rate=0.5)", BRAID_E_MISMATCH, "high"},
+        {"uniform(low=-1, high=1)", "sgd(learning_rate=0.25)", BRAID_E_MISMATCH, "learning_rate"},
+        {"uniform(low=-1, height=1)", "sgd", BRAID_E_INVALID, "height"},
+        {"uniform(low=-1", "sgd", BRAID_E_INVALID, "table \"text\": initializer"},
+        {"uniform(low=-1, high=1)", "sgd(learning_rate=fast)", BRAID_E_INVALID,
+         "table \"text\": optimizer"},
+        {"uniform(low=-1); constant(value=0)", "sgd", BRAID_E_INVALID, "is 2, not one"},
+        {"constant(value=0)", "sgt(learning_rate=1)", BRAID_E_INVALID, "sgt"},
+    };
+    braid_client *c = join(BRAID_ASYNC, 0, 0, 1);
+    braid_table *first = make(c, "text", "sgd", 0.5), *t = NULL;
+    braid_table_options o = BRAID_TABLE_OPTIONS_INIT;
+    braid_param p = {"low", -1};
+    o.name = "text";
+    o.dim = DIM;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        o.initializer = rows[i].initializer;
+        o.optimizer = rows[i].optimizer;
+        int status = braid_table_create(c, &o, &t, &err);
+        CHECK(status == rows[i].status);
+        CHECK(status == BRAID_OK ? t == first : strstr(err.text, rows[i].says) != NULL);
+    }
+    o.init_params = &p;
+    o.n_init_params = 1;
+    o.initializer = "uniform(low=-1, high=1)";
+    CHECK(braid_table_create(c, &o, &t, &err) == BRAID_E_INVALID &&
+          strstr(err.text, "one way or the other"));
+    braid_close(c);
+}
+
+/* Without offsets the number of bags need not be said. */
+static void ids_alone_are_bags_of_one(void)
+{
+    braid_client *c = join(BRAID_ASYNC, 0, 0, 1);
+    braid_table *t = make(c, "alone", "sgd", 0.5);
+    uint64_t ids[] = {3, 9, 3};
+    float want[3][DIM], got[2][3][DIM], *out[] = {got[0][0], got[1][0]};
+    braid_feature f[] = {{.table = t, .ids = ids, .n_ids = 3},
+                         {.table = t, .ids = ids, .n_ids = 3, .n_bags = 3}};
+    braid_batch *b = NULL;
+    OK(braid_lookup(t, ids, 3, want[0], &err));
+    OK(braid_batch_new(c, f, 2, &b, &err));
+    OK(braid_forward(b, out, &err));
+    CHECK(memcmp(got[0], want, sizeof want) == 0 && memcmp(got[1], want, sizeof want) == 0);
+    braid_batch_free(b);
+    f[0].n_bags = 2;
+    CHECK(braid_batch_new(c, f, 1, &b, &err) == BRAID_E_INVALID && strstr(err.text, "2 bags"));
+    braid_close(c);
+}
+
 static void push_applies_the_optimiser_once_a_row(void)
 {
     braid_client *c = join(BRAID_ASYNC, 0, 0, 1);
@@ -613,6 +673,8 @@ int main(int argc, char **argv)
 {
     address = argc > 1 ? argv[1] : "127.0.0.1:7700";
     wrong_arguments_are_named();
+    parameters_may_stand_in_the_text();
+    ids_alone_are_bags_of_one();
     push_applies_the_optimiser_once_a_row();
     bad_gradients_follow_the_tables_policy();
     a_table_begins_with_the_rows_of_a_file();

@@ -46,7 +46,7 @@ static void keep_on(braid_client *c, braid_table *t, uint32_t server)
     float rows[N * DIM], got[N * DIM], ones[N * DIM];
     braid_rref *ref = NULL;
     braid_rref_options o = BRAID_RREF_OPTIONS_INIT;
-    braid_feature f = {.table = t, .ids = ids, .n_ids = N, .n_bags = N};
+    braid_feature f = {.table = t, .ids = ids, .n_ids = N};
     for (size_t i = 0; i < N; i++) {
         while (braid_key_server(c, key) != server) {
             key++;
