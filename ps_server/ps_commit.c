@@ -60,13 +60,13 @@ static void wait_for_room(ps_shard *s)
     (void)pthread_mutex_unlock(&s->room_lock);
 }
 
-/* Waits until the keeper has written rows back, so that they can leave memory. False: it could not,
- * or it waits for us. */
-static bool wait_for_memory(ps_shard *s)
+/* Waits until the keeper has written changed rows back, so that they can leave memory: those that are
+ * not in use, or all. False: it could not, or it waits for us. */
+static bool wait_for_memory(ps_shard *s, ps_want want)
 {
     (void)pthread_mutex_lock(&s->room_lock);
     uint64_t round = s->n_rounds;
-    s->want_memory = true;
+    s->want_memory = want;
     ps_queue_wake(&s->keeper_queue);
     while (s->n_rounds == round && s->commit_wanted == 0) {
         (void)pthread_cond_wait(&s->room, &s->room_lock);
@@ -82,12 +82,22 @@ static bd_status plan_once(ps_shard *s, const ps_record *rec, bd_err *err)
     return rc == BD_OK ? ps_reap_plan(s, rec, err) : rc;
 }
 
-/* The plan with its rows in memory. After a few rounds without room the step is too large. */
+/* The plan with its rows in memory. When every changed row has been written and stripes have shared
+ * what memory they have, and there still is no room, the step is too large. */
 static bd_status plan(ps_shard *s, const ps_record *rec, bd_err *err)
 {
     bd_status rc = plan_once(s, rec, err);
-    for (int i = 0; i < 3 && rc == BD_E_EXHAUSTED && wait_for_memory(s); i++) {
+    bool goes_on = true;
+    for (int i = 0; i < 4 && rc == BD_E_EXHAUSTED && goes_on; i++) {
+        goes_on = wait_for_memory(s, i == 0 ? PS_WANT_COLD : PS_WANT_ALL);
         rc = plan_once(s, rec, err);
+        /* What a table lacked is known only when those before it have theirs. */
+        for (size_t k = 0; k <= rec->n_sections && rc == BD_E_EXHAUSTED; k++) {
+            if (!ps_tables_share(&s->tables)) {
+                break;
+            }
+            rc = plan_once(s, rec, err);
+        }
     }
     return rc;
 }

@@ -98,7 +98,7 @@ static void tell_room(ps_shard *s, bool disk_full)
 {
     (void)pthread_mutex_lock(&s->room_lock);
     s->disk_full = disk_full;
-    s->want_memory = false;
+    s->want_memory = PS_WANT_NONE;
     s->n_rounds++;
     (void)pthread_cond_broadcast(&s->room);
     (void)pthread_mutex_unlock(&s->room_lock);
@@ -198,16 +198,21 @@ static bd_status write_back(ps_shard *s, int64_t until_ns, bd_err *err)
 }
 
 /* ---- memory ---- */
+static ps_want wanted(ps_shard *s)
+{
+    (void)pthread_mutex_lock(&s->room_lock);
+    ps_want want = s->want_memory;
+    (void)pthread_mutex_unlock(&s->room_lock);
+    return want;
+}
+
 static bool has_to_make_room(ps_shard *s)
 {
     const ps_budget *b = &s->budget;
     if (!ps_budget_limits(b)) {
         return false;
     }
-    (void)pthread_mutex_lock(&s->room_lock);
-    bool wanted = s->want_memory;
-    (void)pthread_mutex_unlock(&s->room_lock);
-    return wanted || atomic_load(&b->blocked_bytes) > b->rows_bytes / 64 ||
+    return wanted(s) != PS_WANT_NONE || atomic_load(&b->blocked_bytes) > b->rows_bytes / 64 ||
            atomic_load(&b->dirty_bytes) > b->rows_bytes / 2;
 }
 
@@ -215,7 +220,8 @@ static bd_status make_room(ps_shard *s, bd_err *err)
 {
     uint64_t before = atomic_load(&s->rows_written);
     atomic_store(&s->budget.blocked_bytes, 0);
-    bool all = atomic_load(&s->budget.dirty_bytes) > s->budget.rows_bytes / 2;
+    bool all =
+        wanted(s) == PS_WANT_ALL || atomic_load(&s->budget.dirty_bytes) > s->budget.rows_bytes / 2;
     bd_status rc = ps_keeper_make_room(s, !all, err);
     if (rc == BD_OK && !all && atomic_load(&s->rows_written) == before) {
         rc = ps_keeper_make_room(s, false, err); /* every changed row is in use */

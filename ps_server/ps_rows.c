@@ -369,6 +369,51 @@ size_t ps_rows_move_out(ps_rows *r, size_t want, unsigned uses)
     return moved;
 }
 
+static bool can_leave(const ps_row_meta *m)
+{
+    return !m->live || (!m->dirty && !m->writing && !m->held);
+}
+
+/* Free slots in a row, first ones first, after their number has changed. */
+static void relist_free(ps_rows *r)
+{
+    r->free_slot = PS_NO_ROW;
+    for (size_t row = r->n_slots; row-- > 0;) {
+        ps_row_meta *m = ps_rows_meta(r, (uint32_t)row);
+        if (!m->live) {
+            m->key = r->free_slot;
+            r->free_slot = (uint32_t)row;
+        }
+    }
+}
+
+size_t ps_rows_give(ps_rows *r, size_t *n_moved)
+{
+    if (r->n_blocks < 2 || r->promised != 0) {
+        return 0;
+    }
+    size_t n = rows_of_block(r->n_blocks - 1), first = r->cap_rows - n;
+    for (size_t row = first; row < r->n_slots; row++) {
+        if (!can_leave(ps_rows_meta(r, (uint32_t)row))) {
+            return 0;
+        }
+    }
+    for (size_t row = first; row < r->n_slots; row++) {
+        if (ps_rows_meta(r, (uint32_t)row)->live) {
+            ps_rows_remove(r, (uint32_t)row);
+            (*n_moved)++;
+        }
+    }
+    r->n_slots = r->n_slots < first ? r->n_slots : first;
+    relist_free(r);
+    free_piece(r->blocks[--r->n_blocks], n * r->stride_bytes);
+    r->cap_rows = first;
+    r->hand = r->hand < r->n_slots ? r->hand : 0;
+    size_t gave = r->paid_slots > first ? r->paid_slots - first : 0;
+    r->paid_slots -= gave;
+    return gave;
+}
+
 bd_status ps_rows_admit(ps_rows *r, uint64_t mixed, size_t *n_moved)
 {
     if (r->budget == NULL || r->sketch == NULL) {

@@ -68,6 +68,7 @@ typedef struct ps_rows {
     size_t n_slots;         /* slots ever used: rows are scanned over [0, n_slots) */
     size_t paid_slots;      /* slots the budget has been charged for */
     size_t promised;        /* free slots that belong to the record being applied */
+    size_t lacks;           /* slots it could not get for the last record; ps_tables_share */
     uint32_t free_slot;     /* the first free one; PS_NO_ROW: none */
     uint32_t hand;          /* the next row to look at */
     bool stuck;             /* the hand found nothing; true until rows reach the store */
@@ -120,6 +121,10 @@ static inline uint32_t ps_rows_find(const ps_rows *r, uint64_t key, uint64_t mix
 uint32_t ps_rows_add(ps_rows *r, uint64_t key, uint64_t mixed);
 /* Takes a row that is neither changed nor on its way to the store out of memory. */
 void ps_rows_remove(ps_rows *r, uint32_t row);
+/* ps_rows_give - gives up its last block: the rows in it leave memory (added to *n_moved) and its
+ * memory is freed. Returns how many slots had been paid for in it; they stay charged to the budget
+ * and are the caller's. 0: one of its rows has changed or is in use, or there is no other block. */
+size_t ps_rows_give(ps_rows *r, size_t *n_moved);
 /* Up to `want` rows that are used less than `uses` leave; returns how many did. */
 size_t ps_rows_move_out(ps_rows *r, size_t want, unsigned uses);
 #define PS_ROWS_ANY_USES 255u

@@ -20,8 +20,6 @@
 
 #define DEFAULT_JOURNAL_CAP   (512ull << 20)
 #define DEFAULT_STAGE         (1ull << 30)
-#define LOG_EVERY_NS          (2 * BD_NS_PER_S)
-#define TELL_EVERY_ROWS       65536
 #define DEFAULT_BOUND_WAIT_MS 90000 /* less than the clients' ps_wait, so that they hear who */
 
 /* ---- queues ---- */
@@ -225,64 +223,19 @@ static bd_status load_facts(ps_shard *s, ps_job *job, bd_err *err)
     return rc;
 }
 
-typedef struct loader {
-    const ps_tables *tables;
-    const ps_progress *progress; /* NULL: nobody asks */
-    uint64_t n;
-    int64_t logged_ns;
-} loader;
-
-static void tell_loaded(const loader *l)
-{
-    char line[64];
-    if (l->progress != NULL) {
-        (void)snprintf(line, sizeof line, "loading rows: %" PRIu64 " so far", l->n);
-        l->progress->tell(l->progress->user, line);
-    }
-}
-
-static bd_status load_row(void *user, const uint8_t *key, size_t key_bytes, const uint8_t *value,
-                          size_t value_bytes, bd_err *err)
-{
-    loader *l = user;
-    if (key_bytes != PS_ENTRY_KEY_BYTES) {
-        return bd_err_set(err, BD_E_CORRUPT, "a stored row has a key of %zu bytes", key_bytes);
-    }
-    ps_table *t = ps_tables_find(l->tables, ps_get_be32(key));
-    if (t == NULL) {
-        return bd_err_set(err, BD_E_CORRUPT, "a stored row belongs to unknown table %u",
-                          ps_get_be32(key));
-    }
-    l->n++;
-    if (l->n % TELL_EVERY_ROWS == 0) {
-        tell_loaded(l);
-    }
-    if (l->n % 4096 == 0 && bd_mono_ns() - l->logged_ns > LOG_EVERY_NS) {
-        l->logged_ns = bd_mono_ns();
-        BD_LOG(INFO, "loading rows", "rows", l->n);
-    }
-    return ps_table_load(t, key, key_bytes, value, value_bytes, err);
-}
-
-bd_status ps_load_rows(ps_store *store, const ps_tables *ts, const ps_progress *progress,
-                       bd_err *err)
-{
-    loader l = {.tables = ts, .progress = progress, .logged_ns = bd_mono_ns()};
-    tell_loaded(&l);
-    return ps_store_each(store, load_row, &l, err);
-}
-
 static bd_status replay_record(void *user, const ps_record *rec, bd_err *err)
 {
     ps_shard *s = user;
     bd_status rc = ps_plan_build(s->plan, rec, &s->tables, true, err);
-    if (rc == BD_E_EXHAUSTED) { /* first what nobody uses, then everything */
-        rc = ps_keeper_make_room(s, true, err);
+    for (int i = 0; i < 2 && rc == BD_E_EXHAUSTED; i++) { /* what nobody uses, then everything */
+        rc = ps_keeper_make_room(s, i == 0, err);
         rc = rc == BD_OK ? ps_plan_build(s->plan, rec, &s->tables, true, err) : rc;
     }
-    if (rc == BD_E_EXHAUSTED) {
-        rc = ps_keeper_make_room(s, false, err);
-        rc = rc == BD_OK ? ps_plan_build(s->plan, rec, &s->tables, true, err) : rc;
+    for (size_t k = 0; k <= rec->n_sections && rc == BD_E_EXHAUSTED; k++) {
+        if (!ps_tables_share(&s->tables)) {
+            break;
+        }
+        rc = ps_plan_build(s->plan, rec, &s->tables, true, err);
     }
     if (rc != BD_OK) {
         return bd_err_wrap(err, "replay of record %" PRIu64, rec->seq.n);

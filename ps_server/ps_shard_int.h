@@ -60,6 +60,13 @@ typedef struct ps_saved {
     bd_err err;
 } ps_saved;
 
+/* Rows that shall be written back so that they can leave memory. */
+typedef enum ps_want {
+    PS_WANT_NONE = 0,
+    PS_WANT_COLD, /* those that are not in use */
+    PS_WANT_ALL
+} ps_want;
+
 struct ps_shard {
     char *dir;           /* owned */
     char *restore_from;  /* owned: folders and servers with parts of checkpoints, besides dir */
@@ -119,10 +126,10 @@ struct ps_shard {
     size_t in_flight_bytes;    /* under core_lock */
     pthread_mutex_t room_lock; /* the commit thread waits here while the journal is too long */
     pthread_cond_t room;
-    int commit_wanted; /* under room_lock: the keeper waits for the commit thread */
-    bool disk_full;    /* under room_lock: the last write-back failed; do not wait for it */
-    bool want_memory;  /* under room_lock: the commit thread waits until rows can leave memory */
-    uint64_t n_rounds; /* under room_lock: write-backs ended */
+    int commit_wanted;   /* under room_lock: the keeper waits for the commit thread */
+    bool disk_full;      /* under room_lock: the last write-back failed; do not wait for it */
+    ps_want want_memory; /* under room_lock: what the commit thread waits for */
+    uint64_t n_rounds;   /* under room_lock: write-backs ended */
 
     ps_queue commit_queue, keeper_queue;
     pthread_t commit_thread, keeper_thread;
@@ -144,6 +151,12 @@ void ps_op_finish(ps_op *op, bd_status rc);
 bd_status ps_shard_check_size(const ps_shard *s, bd_err *err);
 void ps_job_pack(const ps_job *job, uint8_t out[32]);
 bd_status ps_job_unpack(const uint8_t *bytes, size_t n_bytes, ps_job *out, bd_err *err);
+
+/* ---- ps_load.c ---- */
+/* All rows of the store: into memory while the budget has room, of which each table has its share;
+ * the others are counted as away. */
+bd_status ps_load_rows(ps_store *store, const ps_tables *ts, const ps_progress *progress,
+                       bd_err *err);
 
 /* ---- ps_commit.c ---- */
 void *ps_commit_main(void *shard);
@@ -195,8 +208,6 @@ bd_status ps_ckpt_delete(ps_shard *s, const char *name, bd_err *err);
 /* BD_OK and *same when a checkpoint of this name, job epoch and step is there already. */
 bd_status ps_ckpt_same(ps_shard *s, const char *name, uint64_t epoch, uint64_t step, ps_op *op,
                        bool *same, bd_err *err);
-bd_status ps_load_rows(ps_store *store, const ps_tables *ts, const ps_progress *progress,
-                       bd_err *err);
 /* Removes folders a crash may have left. */
 void ps_ckpt_clean(ps_shard *s);
 

@@ -594,3 +594,20 @@ bd_status ps_store_range(ps_store *s, uint32_t table_id, uint64_t from, ps_entry
     bd_status rc = each(s, it, table_id, fn, user, err);
     return rc == BD_AGAIN ? BD_OK : rc;
 }
+
+uint64_t ps_store_table_bytes(ps_store *s, uint32_t table_id)
+{
+    uint8_t first[4],
+        end[PS_ENTRY_KEY_BYTES + 1]; /* longer than a key: behind all of the table's */
+    uint64_t bytes = 0;
+    char *error = NULL;
+    ps_put_be32(first, table_id);
+    memset(end, 0xff, sizeof end);
+    ps_put_be32(end, table_id);
+    const char *from[] = {(const char *)first}, *to[] = {(const char *)end};
+    const size_t from_bytes[] = {sizeof first}, to_bytes[] = {sizeof end};
+    rocksdb_approximate_sizes(s->rocks.db, 1, from, from_bytes, to, to_bytes, &bytes, &error);
+    bool ok = error == NULL;
+    rocksdb_free(error);
+    return ok ? bytes : 0;
+}

@@ -67,5 +67,7 @@ bd_status ps_store_each(ps_store *s, ps_entry_fn fn, void *user, bd_err *err) BD
 /* Rows of one table with key >= from in key order until fn says BD_AGAIN, which ends it well. */
 bd_status ps_store_range(ps_store *s, uint32_t table_id, uint64_t from, ps_entry_fn fn, void *user,
                          bd_err *err) BD_MUST_CHECK;
+/* About how many bytes of files the rows of a table take; 0 when that cannot be told. */
+uint64_t ps_store_table_bytes(ps_store *s, uint32_t table_id);
 
 #endif

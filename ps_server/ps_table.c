@@ -26,6 +26,7 @@ ps_table *ps_table_new(const ps_spec *spec, ps_budget *budget)
     }
     t->spec = *spec;
     t->tiered = false;
+    t->load_rows = SIZE_MAX;
     memset(t->hidden, 0, sizeof t->hidden);
     atomic_init(&t->n_rows, 0);
     atomic_init(&t->n_away, 0);

@@ -212,6 +212,10 @@ size_t ps_table_dirty_bytes(ps_table *t);
 
 /* BD_E_CORRUPT when no row of this table has a value of so many bytes. */
 bd_status ps_table_check_value(const ps_table *t, size_t value_bytes, bd_err *err) BD_MUST_CHECK;
+/* About what a row takes in memory, with its part of the index. */
+size_t ps_table_memory_bytes(const ps_table *t);
+/* So many bytes of rows are put in by ps_table_load at most; without the call, as many as fit. */
+void ps_table_limit_load(ps_table *t, size_t bytes);
 /* ps_table_load - puts one stored row in (clean), or counts it as away when the budget has no room.
  * BD_E_CORRUPT for a wrong size. Start-up only. */
 bd_status ps_table_load(ps_table *t, const uint8_t *key, size_t key_bytes, const uint8_t *value,

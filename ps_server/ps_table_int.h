@@ -25,8 +25,9 @@ struct ps_table {
     _Atomic uint64_t n_away; /* on the disk only, with tombstones */
     _Atomic uint64_t n_bad, last_bad_key;
     struct ps_table *hidden[PS_N_HIDDEN]; /* borrowed; set before the table is used */
-    bool tiered;    /* commit thread's: rows may leave, so records hold theirs */
-    float *scratch; /* owned [3 * dim], of the one thread that applies */
+    bool tiered;      /* commit thread's: rows may leave, so records hold theirs */
+    size_t load_rows; /* of a stripe that a start brings into memory at most */
+    float *scratch;   /* owned [3 * dim], of the one thread that applies */
     ps_stripe stripes[PS_N_STRIPES];
 };
 

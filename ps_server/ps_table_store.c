@@ -193,6 +193,16 @@ bd_status ps_table_check_value(const ps_table *t, size_t value_bytes, bd_err *er
                       value_bytes, PS_ENTRY_META_BYTES + row_bytes);
 }
 
+void ps_table_limit_load(ps_table *t, size_t bytes)
+{
+    t->load_rows = bytes / ps_table_memory_bytes(t) / PS_N_STRIPES;
+}
+
+size_t ps_table_memory_bytes(const ps_table *t)
+{
+    return ps_rows_slot_bytes(&t->stripes[0].rows) + 2 * sizeof(ps_rows_entry);
+}
+
 /* Start-up: rows come in until the budget is used up; the others are counted as away. */
 static bd_status load_row(ps_table *t, uint64_t key, const uint8_t *value, size_t value_bytes)
 {
@@ -202,7 +212,9 @@ static bd_status load_row(ps_table *t, uint64_t key, const uint8_t *value, size_
     bool dead = value_bytes == PS_ENTRY_META_BYTES;
     ps_stripe_write_lock(st);
     uint32_t row = ps_rows_find(r, key, bd_mix64(key));
-    bd_status rc = row != PS_NO_ROW ? BD_OK : ps_rows_reserve(r, 1, false, &none);
+    bd_status rc = row != PS_NO_ROW            ? BD_OK
+                   : r->n_rows >= t->load_rows ? BD_E_EXHAUSTED
+                                               : ps_rows_reserve(r, 1, false, &none);
     if (row == PS_NO_ROW && !dead && (rc == BD_OK || rc == BD_E_EXHAUSTED)) {
         (void)atomic_fetch_add_explicit(&t->n_rows, 1, memory_order_relaxed);
     }

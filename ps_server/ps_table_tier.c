@@ -59,6 +59,7 @@ static bd_status promise_room(ps_table *t, const uint64_t *keys, const uint32_t 
         ps_rows *r = &t->stripes[s].rows;
         ps_stripe_write_lock(&t->stripes[s]);
         bd_status one = ps_rows_reserve(r, count[s], true, &moved);
+        r->lacks = one == BD_E_EXHAUSTED ? r->n_rows + r->promised + count[s] - r->paid_slots : 0;
         r->promised += one == BD_OK ? count[s] : 0;
         rc = one == BD_OK ? rc : one;
         ps_table_count_moved(t, moved);

@@ -29,6 +29,11 @@ void ps_tables_drop_last(ps_tables *ts);
 /* Sums know no hidden tables. */
 uint64_t ps_tables_n_rows(const ps_tables *ts);
 uint64_t ps_tables_n_away(const ps_tables *ts); /* on the disk only */
+/* ps_tables_share - memory for rows goes from the stripes that have most of it, of any table, to
+ * those that lacked some at the last ps_table_hold; rows that have not changed since they were last
+ * written leave for it. The thread that applies; nothing is held. False: what they lacked could not
+ * be given. */
+bool ps_tables_share(const ps_tables *ts);
 uint64_t ps_tables_hash(const ps_tables *ts, uint64_t *n_rows);
 
 /* What one record does: for each table its distinct keys with summed gradients. Reusable. */

@@ -33,7 +33,7 @@ typedef struct load {
     const char *eviction;
 } load;
 
-static const load by_age = {1024, 1500, "ttl(steps=25, every=64)"};
+static const load by_age = {1024, 1000, "ttl(steps=25, every=64)"};
 /* More rows than a pass samples one by one (64 Ki). */
 static const load by_number = {256, 6000, "lru(max_rows=105000, every=64)"};
 
@@ -153,6 +153,7 @@ static void rows_on_the_disk_count_for_the_limit(void **state)
     tu_shard_close(s);
     s = reopen();
     assert_int_equal(tu_stats(s).n_rows, rows);
+    assert_adds_up(s, n);
     assert_int_equal(hash_of(s), hash);
     run_down(s, t, &step, 105000); /* and on it goes */
     tu_shard_close(s);

@@ -199,6 +199,55 @@ static void reserve_moves_out_or_says_exhausted(void **state)
     assert_int_equal(atomic_load(&b.used_bytes), 0);
 }
 
+/* The last block goes with its rows, unless one of them is needed; the others stay as they are. */
+static void a_block_is_given_up(void **state)
+{
+    (void)state;
+    ps_rows r;
+    ps_budget b;
+    size_t moved = 0, paid = 0;
+    ps_budget_init(&b, PS_BUDGET_MIN_BYTES);
+    ps_rows_init(&r, 60, &b);
+    fill(&r, 0, 100);
+    const size_t blocks = r.n_blocks, used = atomic_load(&b.used_bytes),
+                 slot = ps_rows_slot_bytes(&r);
+    ps_rows_remove(&r, find(&r, key_of(3)));
+    ps_rows_remove(&r, find(&r, key_of(98))); /* its slot is in the block that goes */
+    ps_rows_touch(&r, find(&r, key_of(99)), 1);
+    assert_int_equal(ps_rows_give(&r, &moved), 0);
+    assert_int_equal(r.n_rows, 98);
+    ps_rows_meta(&r, find(&r, key_of(99)))->dirty = 0;
+    ps_rows_meta(&r, find(&r, key_of(99)))->writing = 1;
+    assert_int_equal(ps_rows_give(&r, &moved), 0);
+    ps_rows_meta(&r, find(&r, key_of(99)))->writing = 0;
+    paid = r.paid_slots;
+    size_t gave = ps_rows_give(&r, &moved);
+    assert_true(gave > 0 && moved > 0 && r.n_blocks == blocks - 1);
+    assert_int_equal(r.paid_slots, paid - gave);
+    assert_int_equal(r.n_rows, 98 - moved);
+    assert_int_equal(atomic_load(&b.used_bytes), used); /* the caller's now */
+    size_t there = 0;
+    for (uint64_t k = 0; k < 100; k++) {
+        uint32_t row = find(&r, key_of(k));
+        assert_true(row == PS_NO_ROW || ps_rows_meta(&r, row)->key == key_of(k));
+        there += row != PS_NO_ROW;
+    }
+    assert_int_equal(there, r.n_rows);
+    /* The slots that are left are used again, and then new ones. */
+    ps_budget_give(&b, gave * slot);
+    fill(&r, 1000, 60);
+    for (uint64_t k = 1000; k < 1060; k++) {
+        assert_int_equal(ps_rows_meta(&r, find(&r, key_of(k)))->key, key_of(k));
+    }
+    while (ps_rows_give(&r, &moved) != 0) {
+    }
+    assert_int_equal(r.n_blocks, 1); /* the first one stays */
+    ps_budget_give(&b, atomic_load(&b.used_bytes) - r.paid_slots * slot -
+                           (r.index_mask + 1) * sizeof(ps_rows_entry));
+    ps_rows_deinit(&r);
+    assert_int_equal(atomic_load(&b.used_bytes), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -207,6 +256,7 @@ int main(void)
         cmocka_unit_test(admission_is_by_uses),
         cmocka_unit_test(uses_grow_old),
         cmocka_unit_test(reserve_moves_out_or_says_exhausted),
+        cmocka_unit_test(a_block_is_given_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
